@@ -26,6 +26,8 @@ class Setting:
 
     help: str
     """Description for the help and the reference, with the unit."""
+    flag_help: str = ""
+    """Description for the help of a flag that turns the setting off; empty if `help` describes the flag, too."""
     flags: tuple[str, ...] = ()
     """Spellings of the flag in the syntax of click; empty for a setting without a flag.
 

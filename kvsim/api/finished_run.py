@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Run(Recording):
-    """Run of one server, simulated or real, from `kvsim.simulate` or `kvsim.read`.
+    """A run of one server, simulated or real, from `kvsim.simulate` or `kvsim.read`.
 
     The tables `requests`, `steps`, `schedule` and `memory` have one NumPy array per column: `run.requests.arrival_s` or
-    `run.requests["ttft_s"]`. `to_arrow()` and `to_pandas()` convert a table to one of another library. Times are
-    seconds from the first event.
+    `run.requests["ttft_s"]`. The methods `to_arrow()` and `to_pandas()` of a table convert it. Times are in seconds
+    from the first event.
     """
 
     @classmethod
@@ -45,15 +45,14 @@ class Run(Recording):
     def waste_over_time(self) -> Waste:
         """Number of slots in each of the eight states over time; `to_arrow()` and `to_pandas()` convert it to a table.
 
-        There is a row for each step. There is also a row for each gap between steps in which no step is in flight, if
-        the states of slots then differ.
+        It has a row for each step, and a row for each gap between steps in which no step is in flight and the states of
+        slots differ.
         """
         return waste(self).with_gaps()
 
     @property
     def turns(self) -> SessionTurns:
-        """Turns of sessions, one per request: history, hits, recomputed tokens, and the evictions that caused
-        recomputing.
+        """Turns of sessions, one per request: history, hits, tokens computed again, and the evictions that caused this.
 
         Raises:
             RecordingError: the requests are no turns of sessions.
@@ -156,7 +155,7 @@ def draw(
     purpose: Purpose,
     theme: Theme,
 ) -> Picture:
-    """Draw the figure of `kind` from `runs`; see `Run.plot`. It is written to `file`; None writes nothing."""
+    """Draw the figure of `kind` from `runs`, as `Run.plot` does. `file` None writes no file."""
     from kvsim.plots import figure_of, may_save, save  # noqa: PLC0415  matplotlib takes half a second
 
     if file is not None:
@@ -186,7 +185,7 @@ class RunsFigure:
 
 
 def play(shown: Any, *, at_s: float | None = None) -> None:
-    """Open the interface on `shown`, which is a run, or several runs side by side.
+    """Open the interface on `shown`: a run, several runs side by side, or a function that makes what is shown.
 
     `at_s` is the time in seconds at which it begins; None: at the beginning.
     """

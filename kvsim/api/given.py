@@ -77,7 +77,9 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
 
 def checked(policy: PolicyLike) -> PolicyLike:
-    """Check that `policy` is a policy or the name of one, and return it; of a Python file, return its policy."""
+    """Check that `policy` is a policy or the name of one, and return it. For a Python file, return the policy that it
+    defines.
+    """
     if isinstance(policy, type):
         raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
     if isinstance(policy, str) and is_policy_file(policy):
@@ -95,10 +97,9 @@ def checked(policy: PolicyLike) -> PolicyLike:
 
 
 def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = None) -> AnyPolicy:
-    """Return `given` as a policy. A policy that is given by name has the engine's default settings for the GPU of
-    `machine`.
+    """Return `given` as a policy for `machine`. A policy that is given by name has its engine's default settings.
 
-    `max_model_len` is the longest sequence in tokens; None is that of the model.
+    `max_model_len` is the longest sequence in tokens of such a policy; None is that of the machine.
 
     Raises:
         UsageError: vLLM would not start with the policy's settings.

@@ -83,7 +83,7 @@ def machine(
 def _card_and_model(
     gpu: str | Gpu | os.PathLike[str], model: str | Model | os.PathLike[str] | None, stated: MachineSettings
 ) -> tuple[Gpu, Model, Any]:
-    """Return the GPU and the model that are named, and the source of the step times (None for the best known)."""
+    """Return the GPU and the served model, and the source of their step times; None for the best that kvsim knows."""
     source, tensor_parallel_size = stated.times, stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
@@ -114,7 +114,9 @@ def _kv_bytes(
     max_model_len: int | None,
     vllm: str,
 ) -> int:
-    """Return the number of bytes for keys and values on each GPU: the stated size, or the memory that is left."""
+    """Return the bytes for keys and values: the stated size, or the memory that is left. It is the sum over pipeline
+    stages.
+    """
     sizes = [name for name in ("kv_gib", "num_blocks", "mem_fraction_static") if getattr(stated, name) is not None]
     if len(sizes) > 1:
         raise UsageError(f"{' and '.join(sizes)} set the same value; give only one.")
@@ -145,9 +147,9 @@ def _kv_bytes(
 def machine_for(
     given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str, vllm: str = DEFAULT
 ) -> Machine:
-    """Return the machine `given`. A machine given by name has the step times of the engine that runs `policy`.
+    """Return the machine `given`. With a name, it has the step times of the engine that runs `policy`.
 
-    If `given` is None, return the machine of `source`, the recording of the requests; without a recording, return
+    If `given` is None, return the machine of `source`, the recording of the requests; without a recording, that of
     `DEFAULT_MACHINE`.
     """
     if isinstance(given, Machine):
@@ -158,7 +160,9 @@ def machine_for(
 
 
 def _gpus(text: str, settings: MachineSettings) -> tuple[Gpu, int | None]:
-    """Return the GPU that `text` names, and the number of GPUs of each rank; None if `text` does not state it."""
+    """Return the GPU that `text` names, and the tensor-parallel size: that of `settings`, or what the number of GPUs in
+    `text` leaves to each rank; None if neither states it.
+    """
     (gpu, number), stated, num_ranks = find_gpus(text), settings.tensor_parallel_size, settings.data_parallel_size or 1
     if number is None:
         return gpu, stated

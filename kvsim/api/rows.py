@@ -24,11 +24,12 @@ _SHOWN = {
     "mean_occupancy": "occupancy",
     "error": "error",
 }
-"""Headings of the columns that are displayed, by column. `to_arrow` has all columns."""
+"""Headings of the columns that are displayed, by the names of the columns. `to_arrow` has all columns."""
 
 
 class Rows(Sequence[Mapping[str, Any]]):
-    """Results with a row per run: a mapping of column to value. A value that a run does not define is None.
+    """Results with a row per run. A row maps the name of a column to its value; None where the run does not define the
+    value.
 
     The names of nested figures are joined by dots: "ttft_s.mean" is in seconds, "waste.pool_percent.token" in percent.
     """
@@ -49,7 +50,7 @@ class Rows(Sequence[Mapping[str, Any]]):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns that at least one row has, in the order of their first occurrence."""
+        """Names of the columns that at least one row has, in the order of their first occurrence."""
         return tuple(dict.fromkeys(name for row in self._rows for name in row))
 
     def to_arrow(self) -> pa.Table:

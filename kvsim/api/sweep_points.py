@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 _OF_MACHINE = frozenset(each.name for each in settings_in(MachineSettings))
 _MEMORY = frozenset({"kv_gib", "num_blocks"})
-"""Settings that can be varied on any machine. All other settings of a machine need one that is given by name."""
+"""Settings that can be varied on any machine. All other settings of a machine can only be varied if it is given by
+name.
+"""
 
 
 def points_of(
@@ -66,7 +68,9 @@ def points_of(
 def _machine_with(
     changes: Mapping[str, Any], given: MachineLike | None, source: Recording | None, policy: PolicyLike
 ) -> Machine:
-    """Return the machine `given` with some arguments of `kvsim.machine` changed. `num_blocks` needs `policy`."""
+    """Return the machine `given` with the settings `changes`. `num_blocks` is checked here and applied later, by
+    `_with_blocks`.
+    """
     if set(changes) <= _MEMORY:
         if len(changes) > 1:
             raise UsageError("kv_gib and num_blocks set the same value; vary only one.")
@@ -80,7 +84,7 @@ def _machine_with(
 
 
 def _with_blocks(on: Machine, num_blocks: int, policy: AnyPolicy) -> Machine:
-    """Return the machine with memory for `num_blocks` blocks of `policy`, or of vLLM if it has no blocks."""
+    """Return the machine with memory for `num_blocks` blocks of `policy`; if the policy has no blocks, of vLLM's."""
     try:
         layout = on.layout(policy) or on.layout(Paged())
     except UsageError:

@@ -27,13 +27,14 @@ from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.roofline import Roofline
 
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
-"""Standard deviation of each factor around 1. It keeps a factor near 1 if the recordings do not determine it.
+"""Standard deviation of each factor around 1. It keeps a factor near 1 if the recordings do not determine it. "woken"
+is the factor on the cost of a host that sleeps between steps.
 
 On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the time on the card, and the cost of
 sleeping was 0.75 to 1.1 times the usual cost.
 """
 _COUNTS = 0.025
-"""Relative error of one kind of step that counts in the fit as much as one standard deviation of a factor."""
+"""Relative error of one kind of step that weighs in the fit as much as one standard deviation of a factor."""
 _REACH = float(np.log(4.0))
 """Natural logarithm of the largest factor that is tried."""
 _STALL_PERCENTILE = 99.8
@@ -41,7 +42,8 @@ _STALL_PERCENTILE = 99.8
 
 
 def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, tuple[Residual, ...]]:
-    """Return `card` with the fitted factors of the machine of `recordings`, and the error of each recording afterwards.
+    """Return `card` with the fitted factors of the machine of `recordings`, and the errors of the fitted step times on
+    each recording.
 
     Raises:
         UsageError: there is no recording; or one is given twice, is a simulation, is not of vLLM, or is of another GPU
@@ -68,9 +70,9 @@ def calibrate_card(card: Card, recordings: Sequence[Recording]) -> tuple[Card, t
 
 
 def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline], Observed]]) -> dict[str, float]:
-    """Return the factors of a machine, fitted to its recordings.
+    """Return the factors by which a machine is slower than its card ("gpu", "host", "woken"), fitted to its recordings.
 
-    `observed` has two values for each recording: a function that returns step times for given factors, and the recorded
+    `observed` has a pair for each recording: a function that returns the step times for given factors, and the recorded
     steps.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
@@ -93,11 +95,11 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
 
 
 def _missed(times: Roofline, item: Observed) -> list[float]:
-    """Return the error of each kind of step as a share of the recorded time of this kind.
+    """Return the error of each kind of step as a share of the recorded time of this kind, weighted.
 
     The kinds are decode steps, captured steps with prompt tokens, and larger steps. Each is split into steps that
-    waited for the host and steps that waited for the GPU, so that errors of the two do not cancel. An error is
-    multiplied by the square root of the kind's share of the total time.
+    waited for the host and steps that waited for the GPU, so that errors of the two do not cancel. The weight is the
+    square root of the kind's share of the total time.
     """
     predicted, duration = predict(times, item), step_durations(item)
     error, by_host = predicted.end_s - item.end_s, predicted.launch >= 0
@@ -114,7 +116,11 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
 
 
 def awake_times(card: Card, recording: Recording) -> Roofline:
-    """Return the step times from `card` without factors, for the recorded model on a host that never sleeps."""
+    """Return the step times that follow from `card` without its factors, for the recorded model, as if the host never
+    slept.
+
+    Raises UsageError if the recording is not of vLLM, or of another GPU than the card's.
+    """
     gpu = find_gpu(recording.meta.gpu)
     if recording.meta.source == "simulation" or engine_of(recording) != "vllm":
         raise UsageError(

@@ -19,7 +19,7 @@ from kvsim.recording.tables import FloatArray
 from kvsim.steptime import Roofline
 
 _PARTS = 8
-"""Number of equally long parts into which a run is divided. The host's speed is computed for each part."""
+"""Number of equally long parts of a run, for each of which the host's speed is computed."""
 _ENOUGH_STEPS = 5
 """Smallest number of steps of a part from which the host's speed in this part is computed."""
 _CHANGING = 1.25
@@ -27,18 +27,17 @@ _CHANGING = 1.25
 
 
 class ClockError(NamedTuple):
-    """Error of the steps that waited for the GPU, or for the host."""
+    """Error of step times for the steps that waited for the GPU, or for those that waited for the host."""
 
     clock: str
-    """The clock for which the steps waited: "GPU" or "host"."""
+    """Name of what the steps waited for: "GPU" or "host"."""
     time_share: float
     """Share of the recorded time that these steps took, 0 to 1."""
     error_percent: float
     """Predicted minus recorded time of the steps, in percent of the recorded time."""
     host_paces: tuple[float, ...] = ()
-    """Recorded time divided by predicted time of the steps, for each part of the run with enough steps.
-
-    It is empty for the GPU.
+    """Recorded time divided by predicted time of the steps, for each part of the run with enough steps; empty for the
+    GPU.
     """
 
 

@@ -50,16 +50,20 @@ READ_OFF = {
     "hf-dynamic": {"new_kernel_s": "new_kernels"},
     "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
 }
-"""Coefficients of events that are too rare for a fit, each with the field of `StepShape` that counts the events."""
+"""Coefficients for events that are too rare for a fit, each with the field of `StepShape` that counts the events; by
+engine.
+"""
 _REACH = 6.0
-"""Largest ratio of a fitted coefficient to its initial value, and the reciprocal of the smallest."""
+"""Largest ratio of a fitted coefficient to its initial value. The smallest ratio is 1 / `_REACH`, except for
+`_FASTEST`.
+"""
 _FASTEST = {
     "weights_s": MEMORY_EFFICIENCY / 0.95,
     "context_token_s": MEMORY_EFFICIENCY / 0.95,
     "token_s": ARITHMETIC_EFFICIENCY / 0.8,
     "attention_pair_s": ATTENTION_EFFICIENCY / 0.75,
 }
-"""Smallest ratio of a fitted coefficient to its initial value.
+"""Smallest ratio of a fitted coefficient to its initial value, with vLLM.
 
 The divisors are the largest shares of the data sheet's peak that kernels reach. A smaller coefficient would only
 compensate an error in another one.
@@ -200,7 +204,9 @@ def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline
 def _at_their_paces(
     times: Roofline, observed: Sequence[Observed], errors: Callable[[Roofline, Observed], Any]
 ) -> list[Observed]:
-    """Return `observed` with the fitted pace of each machine, scaled so that the median pace is 1."""
+    """Return `observed` with the fitted pace of each machine, scaled so that the median pace is 1. A single machine
+    keeps its pace.
+    """
     machines = sorted({item.machine for item in observed})
 
     def pace(machine: str) -> Pace:
@@ -213,7 +219,10 @@ def _at_their_paces(
 
 
 def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:
-    """Return the errors of `times` for a recording, and those of `without`: times fitted without it, or None."""
+    """Return the errors of `times` for the recording `observed`.
+
+    `without` has times that were fitted without this recording, whose mean error is added; None leaves it out.
+    """
     mean_s = float(step_durations(observed).mean())
 
     def percent(model: Roofline) -> float:

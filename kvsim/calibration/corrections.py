@@ -19,11 +19,11 @@ from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import NUM_SIZES, Roofline, size_place
 
 _MANY = 16
-"""Smallest number of sequences joining in a step from which the cost of a joining sequence is computed."""
+"""Smallest number of sequences that join in a step from which the cost of a joining sequence is computed."""
 _STALL_PERCENTILE = 99.5
 """Percentile of absolute errors. Steps with a larger error count as stalls and are left out of means."""
 _FAR_S = 1e-3
-"""Error in seconds above which something other than its kernels must have delayed a step."""
+"""Error in seconds above which a step counts as delayed by something other than its kernels."""
 _ENOUGH_STEPS = 5
 """Shrinkage of the correction for a size: with n steps of this size, n / (n + 5) of their median excess is applied."""
 _SIZE_ROUNDS = 10
@@ -67,9 +67,9 @@ def _trimmed_mean(values: Any) -> float:
 
 
 def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np.bool_]:
-    """Return True for each step with a first use, whose cost `with_first_uses` sets: bool[steps].
+    """Return bool[steps]: True for each step with a first use, such as a compilation.
 
-    `names` maps coefficients to fields of `StepShape` that count first uses.
+    `names` maps coefficients to the fields of `StepShape` that count their first uses.
     """
     first = np.zeros(len(observed), bool)
     for field in names.values():
@@ -78,10 +78,10 @@ def is_first_use(observed: Observed, names: Mapping[str, str]) -> npt.NDArray[np
 
 
 def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mapping[str, str]) -> Roofline:
-    """Return `times` with the costs of compiling and of building kernels, which are means over recorded first uses.
+    """Return `times` with the costs of first uses (compiling, building kernels): means over the recorded ones.
 
     First uses are so long and so rare that a robust fit treats them as stalls. `names` maps each coefficient to the
-    field of `StepShape` that counts its events.
+    field of `StepShape` that counts its first uses.
     """
     costs: dict[str, Any] = {}
     for coefficient, field in names.items():
@@ -95,10 +95,10 @@ def with_first_uses(times: Roofline, observed: Sequence[Observed], names: Mappin
 
 
 def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the fitted host time per sequence that joins the batch.
+    """Return `times` with the fitted host time per sequence that joins the batch; unchanged if no step shows it.
 
-    It is computed from steps in which many sequences join, and after which the host launches the next step without
-    waiting. For example, all requests arrive together.
+    A step shows it if many sequences join (such as when all requests arrive together) and the host launches the next
+    step without waiting.
     """
     longer_s, joined = [], []
     for item in observed:
@@ -116,9 +116,11 @@ def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Rooflin
 
 
 def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with two host times fitted to `observed`: from output to next step, and to receive a request.
+    """Return `times` with two host times fitted to `observed`: that from an output to the next step, and that to
+    receive a request.
 
-    Each is fitted as a line: the first over the number of sequences in the step, the second over the prompt's length.
+    Each is fitted as a line: the first over the number of sequences in the step, the second over the prompt's length in
+    tokens.
     """
     gaps, sequences = [], []
     for item in observed:

@@ -32,7 +32,7 @@ def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, 
     """Return the factors on host and GPU times with the smallest errors of step times, for recordings of one machine.
 
     `errors` returns the error of each step of a recording, divided by a usual error. If `gpu` is False, only the host's
-    factor is fitted.
+    factor is fitted, and the GPU's is 1.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 

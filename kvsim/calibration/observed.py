@@ -24,7 +24,7 @@ from kvsim.steptime.kernels import KernelsSeen
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Observed:
-    """Steps of one recording in order, with one entry per step in each array unless its text says otherwise."""
+    """Steps of one recording in order. Arrays have one entry per step unless their text says otherwise."""
 
     name: str
     machine: str
@@ -40,15 +40,17 @@ class Observed:
     launched_before_output: IntArray
     """Index of the last step that was scheduled before the output of each step came."""
     next_step: IntArray
-    """Index of the step scheduled right after each step's output was processed; -1 if another event came first."""
+    """Index of the step that was scheduled right after the output of each step; -1 if another event came first."""
     launch_s: FloatArray
-    """Seconds in which the host scheduled and launched each step, if the next step followed at once; else NaN."""
+    """Seconds in which the host scheduled and launched each step; NaN where the next step did not follow at once."""
     entry_gap_s: FloatArray
-    """Seconds between two requests that the engine received with no other event in between; one entry per such pair."""
+    """Seconds between two requests that the engine received directly after each other; one entry per such pair."""
     entry_prompt_tokens: IntArray
     """Number of prompt tokens of the second request of each pair in `entry_gap_s`."""
     offload_s: FloatArray
-    """Seconds that the host spent on copies to and from host memory before each launch, set by `with_offload`."""
+    """Seconds that the host spent on copies to and from host memory before each launch; 0 until `with_offload` sets
+    them.
+    """
     pace: Pace = TYPICAL
     """Factors on host and GPU times with which the steps are predicted."""
 
@@ -184,7 +186,9 @@ def with_offload(observed: Observed, recording: Recording, cache: PagedSettings,
 
 
 def _launches(steps: Steps) -> FloatArray:
-    """Return the seconds from each step to the next; NaN if an output was processed in between."""
+    """Return the seconds from each step to the next; NaN where an output was processed in between, or before the step
+    was ready.
+    """
     lasted = np.append(np.diff(steps.start_s), np.nan)
     output_before = np.append(-np.inf, steps.end_s[:-1])
     output_between = np.append(steps.start_s[1:], np.inf) >= steps.end_s
@@ -194,8 +198,8 @@ def _launches(steps: Steps) -> FloatArray:
 def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatArray) -> FloatArray:
     """Return 1 for each row of the schedule in which its sequence joins the batch, else 0.
 
-    A sequence joins in its first row, and in a row with fewer computed tokens than its row before, because it lost
-    tokens.
+    A sequence joins in its first row, and in a row that begins with fewer computed tokens than its previous row left,
+    because a preemption lost tokens.
     """
     order = np.lexsort((step, request))
     continues = np.diff(request[order], prepend=-1) == 0
@@ -206,7 +210,7 @@ def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatA
 
 
 def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
-    """Return the number of repeated reads of slots in each step: read tokens minus slots in use.
+    """Return how many token reads of each step repeat a read of the same slot: read tokens minus slots in use.
 
     It is 0 without a pool, and with several KV-cache groups.
     """

@@ -27,7 +27,7 @@ class Prediction(NamedTuple):
 
 
 def machine_of(times: Roofline, observed: Observed) -> Roofline:
-    """Return `times` at the pace of the machine of `observed`, without graphs if its engine captured none."""
+    """Return `times` at the pace of the machine of `observed`; without captured graphs if the engine captured none."""
     of_engine = times.uncaptured() if observed.eager else times
     return at_pace(observed.pace, of_engine)
 

@@ -11,7 +11,6 @@ from kvsim.cli.show import output_option, overwrite_option
 from kvsim.errors import UsageError
 
 _MOST_FRAMES = 6_000
-"""Maximum number of frames of a film."""
 
 
 @click.command("animate")

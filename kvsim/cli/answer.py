@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.show import echo, number, print_table, quantiles, seconds, size
+from kvsim.cli.show import echo, number, print_table, quantiles, seconds
 from kvsim.cli.turn_tables import print_turns
+from kvsim.display.text import size_words
 from kvsim.machines import IMAGES_BY_CONSTANTS, class_in, plain_words, untimed_in
 from kvsim.machines.known_errors import error_words
 from kvsim.metrics.run_verdict import verdict_of, wasted_percent
@@ -43,7 +44,7 @@ def print_answer(
 
 
 def band_notes(band: Band | None) -> list[str]:
-    """Return the note that explains the intervals in brackets, or why there are none."""
+    """Return the note that explains the intervals in brackets, or that says why there are none."""
     if band is None:
         return ["no brackets: fewer than three recordings show the error of such times"]
     return [f"in brackets: with {band.words()}"]
@@ -116,7 +117,7 @@ def _host_rows(meta: Meta) -> list[Row]:
     elif policy.get("enable_hierarchical_cache"):
         sizes = policy["hicache_ratio"], policy["hicache_size"]
         num_pages = host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, *sizes)
-        capacity = f"{size(num_pages * pool.bytes_per_unit)}, {num_pages * pool.unit_tokens:,} tokens"
+        capacity = f"{size_words(num_pages * pool.bytes_per_unit)}, {num_pages * pool.unit_tokens:,} tokens"
         how = f", {policy['hicache_write_policy']}; the times of copies are a model"
     else:
         return []
@@ -149,7 +150,7 @@ def pool_words(meta: Meta) -> str:
     pool = meta.pool
     if pool.num_units is None:
         return "no pool: the cache grows with the batch"
-    num_bytes = size(pool.num_bytes)
+    num_bytes = size_words(pool.num_bytes)
     if pool.windows is not None:
         return f"{num_bytes}, {pool.num_units:,} {pool.units_in_words}"
     if pool.unit_tokens == 1:
@@ -188,7 +189,7 @@ def _figures(summary: Summary, band: Band | None) -> list[tuple[str, str]]:
         cached = summary.images_used - summary.images_computed
         rows.append(("images", f"{summary.images_computed:,} computed, {cached:,} found in the encoder cache"))
     if summary.swapped_out_bytes or summary.swapped_in_bytes:
-        out, back = size(summary.swapped_out_bytes), size(summary.swapped_in_bytes)
+        out, back = size_words(summary.swapped_out_bytes), size_words(summary.swapped_in_bytes)
         there, loaded = summary.swapped_out_units, summary.loaded_tokens
         unit = "pages" if summary.policy == Radix.name else "blocks"
         moved = f"{out} copied there in {there:,} {unit}, {back} back in {summary.swapped_in_units:,}"

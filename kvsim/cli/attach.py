@@ -47,9 +47,9 @@ kv_events_options = with_options(
 
 @contextmanager
 def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
-    """Yield the KV events that a server publishes at `address`; None without an address.
+    """Follow the KV events that a server publishes at `address`, and yield what follows them; None without an address.
 
-    `replay` is the address from which missed events are fetched again.
+    `replay` is the address from which missed events are fetched again; None: they are not.
     """
     if address is None:
         yield None
@@ -161,7 +161,6 @@ class _Result:
         self._output, self._write, self._lock = output, write, Lock()
 
     def save(self) -> None:
-        """Write the result, unless it was written before or no output was asked for."""
         with self._lock:
             if self._output is not None and not self.is_written:
                 self.is_written = self._write(self._output)

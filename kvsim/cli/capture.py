@@ -60,7 +60,7 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
     if release is not None:
         check_installed(release)
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
-    workload = _text_of_flags(flags)
+    workload = _requests_without_images(flags)
     if workload.adapter.any() and not flags["enable_lora"]:
         raise UsageError("requests name adapters; give --enable-lora, or leave them out.")
     with (
@@ -72,8 +72,7 @@ def vllm(*, model: str, output: Path, users: int | None, release: str | None, ov
     click.echo(output)
 
 
-def _text_of_flags(flags: dict[str, Any]) -> Workload:
-    """Return the requests that the flags describe. They must not have images."""
+def _requests_without_images(flags: dict[str, Any]) -> Workload:
     workload = workload_of_flags(flags)
     if workload.images is not None:
         raise UsageError(
@@ -134,7 +133,7 @@ def hf(
     if batch_size < 1:
         raise UsageError(f"--batch-size should be at least 1, not {batch_size}.")
     may_replace(output, "capture", overwrite=overwrite, is_folder=True)
-    workload, found = _text_of_flags(flags), find_device(device)
+    workload, found = _requests_without_images(flags), find_device(device)
     with tempfile.TemporaryDirectory(prefix="kvsim-") as scratch:
         loaded = load_model(model_folder(model, Path(scratch)), device=found)
         recorder = GenerateRecorder(loaded, allocation_history=allocation_history, command=command_line())

@@ -41,7 +41,7 @@ class Sides(NamedTuple):
 
     @classmethod
     def of_values(cls, several: SeveralValues, flags: Mapping[str, Any]) -> Sides:
-        """Return a run for each value of a flag."""
+        """Return sides that differ in one flag, with a run for each of its values."""
         sides = [
             Side(word, {**flags, several.name: value})
             for word, value in zip(several.words, several.values, strict=True)

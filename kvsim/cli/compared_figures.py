@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvsim.cli.show import change_words, seconds, size
+from kvsim.cli.show import change_words, seconds
 from kvsim.cli.summary_lines import summary_document
+from kvsim.display.text import size_words
 from kvsim.metrics.session_turns import by_turn
 
 if TYPE_CHECKING:
@@ -28,9 +29,9 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Smallest change that the sentence names. It is relative to the old value; for shares it is the difference."""
+"""Smallest change that the printed sentence names: relative to the largest value, or for shares the difference."""
 _MOST_NAMED = 5
-"""Maximum number of figures in the sentence."""
+"""Maximum number of figures that the printed sentence names."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,8 @@ class SideRun:
         }
 
     def _num_sequences(self) -> float:
-        """Return the number of sequences of mean length for which all pools have room at once; NaN without a pool of
-        units.
-
-        The length is that of the prompt and the whole answer.
+        """Return how many sequences of mean length, with their whole answers, fit into all pools at once; NaN without a
+        pool.
         """
         pool, workload = self.fleet.servers[0].meta.pool, self.workload
         if pool.num_units is None:
@@ -122,7 +121,7 @@ class _FigureRow(NamedTuple):
     label: str
     form: Callable[[float], str]
     words: str = ""
-    """Name of the figure in the sentence; empty if the sentence leaves it out."""
+    """Name of the figure in the printed sentence; empty if the sentence leaves it out."""
     is_good_if_large: bool = True
     is_optional: bool = False
     """True if the row is left out when the figure is 0 in all runs."""
@@ -131,7 +130,7 @@ class _FigureRow(NamedTuple):
 _FIGURES = {
     "num_units": _FigureRow("units of a server's pool", _COUNT),
     "num_sequences": _FigureRow("sequences of mean length in all pools", _COUNT, "sequences that fit"),
-    "pool_bytes": _FigureRow("pools of all servers", size),
+    "pool_bytes": _FigureRow("pools of all servers", size_words),
     "num_finished": _FigureRow("finished", _COUNT),
     "num_lost": _FigureRow("not served", _COUNT, "requests not served", is_good_if_large=False, is_optional=True),
     "output_tokens_per_s": _FigureRow("output tokens/s", _COUNT, "output tokens/s"),
@@ -155,12 +154,12 @@ _FIGURES = {
     "history_tokens": _FigureRow("history of turns, tokens", _COUNT, is_optional=True),
     "lost_tokens": _FigureRow("  of it computed again", _COUNT, "tokens of history computed again",
                            is_good_if_large=False, is_optional=True),
-    "to_host_bytes": _FigureRow("copied to host memory", size, is_optional=True),
-    "from_host_bytes": _FigureRow("copied from host memory", size, is_optional=True),
-    "store_loaded_bytes": _FigureRow("loaded from the prefix store", size, is_optional=True),
-    "fetched_bytes": _FigureRow("KV fetched by decode servers, on each GPU", size, is_optional=True),
+    "to_host_bytes": _FigureRow("copied to host memory", size_words, is_optional=True),
+    "from_host_bytes": _FigureRow("copied from host memory", size_words, is_optional=True),
+    "store_loaded_bytes": _FigureRow("loaded from the prefix store", size_words, is_optional=True),
+    "fetched_bytes": _FigureRow("KV fetched by decode servers, on each GPU", size_words, is_optional=True),
     "idle_steps": _FigureRow("steps of ranks without a batch", _COUNT, is_optional=True),
-    "duplicate_bytes": _FigureRow("cached twice, mean", size, is_optional=True),
+    "duplicate_bytes": _FigureRow("cached twice, mean", size_words, is_optional=True),
     "imbalance": _FigureRow("tokens of the busiest server, by the mean", "{:.2f}".format, is_optional=True),
 }  # fmt: skip
 
@@ -207,9 +206,9 @@ def _moves(name: str, runs: Sequence[SideRun]) -> bool:
 
 
 def _spread(name: str, runs: Sequence[SideRun]) -> float:
-    """Return the ratio of the largest value of a figure in `runs` to its smallest.
+    """Return the largest value of a figure in `runs`, divided by its smallest, to order figures by their change.
 
-    If the figure may be 0, a small constant is added to both values first.
+    If the figure can be 0, a small constant is added to both values first.
     """
     values = [run.figures[name] for run in runs]
     raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1

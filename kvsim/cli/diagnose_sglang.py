@@ -95,7 +95,7 @@ def _effect(tried: Tried, now: Tried) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Return the output tokens missing between a retraction and the time at which new_token_ratio is as before."""
+    """Estimate the output tokens lost to a retraction: the loss per second until new_token_ratio is as before."""
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
 

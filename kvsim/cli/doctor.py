@@ -15,7 +15,8 @@ from kvsim.cli.flag import SectionedCommand
 from kvsim.cli.machine_flags import machine_of, memory_of
 from kvsim.cli.no_start import change_words, changes
 from kvsim.cli.scenario_flags import machine_options
-from kvsim.cli.show import echo, json_option, print_json, print_table, size
+from kvsim.cli.show import echo, json_option, print_json, print_table
+from kvsim.display.text import size_words
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ _SGLANG_WITHOUT_READINGS = (
 )
 _SOURCES = {"log": "The log does", "metrics": "Metrics do", "recording": "The recording does"}
 _DECISIVE = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-"""Settings without which the size of the cache cannot be computed."""
+"""Settings that decide the size of the cache. vLLM's default is assumed, with a note, for each that the source does not
+state.
+"""
 _COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
 _FAILURES = {
     "no_blocks": "The start failed: weights and activations leave nothing of the requested memory for the cache. Raise "
@@ -172,7 +175,7 @@ def _text(file: Path) -> str:
 def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tuple[Mapping[str, float], str, str]:
     """Return the figures that kvsim computes, a title that names the server, and a note.
 
-    The note lists the assumptions. If there are no figures, it says why.
+    The note lists the assumptions. If there are no figures, the note says why.
     """
     merged = flags | {name: _value(name, text) for name, text in log.settings.items() if flags.get(name) is None}
     merged["vllm"] = flags["vllm"] or log.release or None
@@ -267,7 +270,7 @@ def _cells(row: _Row) -> tuple[str, ...]:
 def _figure(name: str, value: float) -> str:
     if name in ("concurrency", "usage"):
         return f"{value:.2f}x" if name == "concurrency" else f"{100 * value:.0f} %"
-    return f"{value:,.0f}" if name in _COUNTS or name == "encoder_tokens" else size(int(value))
+    return f"{value:,.0f}" if name in _COUNTS or name == "encoder_tokens" else size_words(int(value))
 
 
 def _difference(row: _Row) -> str:
@@ -282,7 +285,7 @@ def _verdict(rows: list[_Row]) -> str:
         counted = next((row for row in rows if row.name in ("blocks", "tokens") and row.computed is not None), None)
         return _count_verdict(counted) if counted else ""
     excess = (total.computed or 0) - total.logged
-    verdict = f"The cache has {size(int(total.logged))}; kvsim computes {size(int(total.computed or 0))}"
+    verdict = f"The cache has {size_words(int(total.logged))}; kvsim computes {size_words(int(total.computed or 0))}"
     if abs(excess) <= 0.01 * total.logged or not differing:
         return f"{verdict}, {_difference(total)}."
     worst = max(differing, key=lambda row: abs((row.computed or 0) - row.logged))

@@ -6,7 +6,8 @@ from math import isnan
 from typing import TYPE_CHECKING
 
 from kvsim.cli.answer import times_rows
-from kvsim.cli.show import echo, print_table, seconds, size
+from kvsim.cli.show import echo, print_table, seconds
+from kvsim.display.text import size_words
 from kvsim.fitting.outcome import price_words
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def print_fit(answer: Answer) -> None:
         ("GPUs", ", ".join(filter(None, (gpus, server.fleet_words)))),
     ]
     if not outcome.error:
-        rows.append(("KV cache", f"{size(outcome.kv_bytes)} on each GPU, {server.pool_words(outcome.num_blocks)}"))
+        pool = server.pool_words(outcome.num_blocks)
+        rows.append(("KV cache", f"{size_words(outcome.kv_bytes)} on each GPU, {pool}"))
         rows += times_rows(outcome.label)
     print_table("", ["", ""], rows)
     if not outcome.error:

@@ -57,7 +57,6 @@ def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta 
 
 
 def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> Server:
-    """Return a vLLM server with the settings of the flags. Settings without a flag have vLLM's defaults."""
     from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
     from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
@@ -96,7 +95,6 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
 
 
 def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> SGLangServer:
-    """Return an SGLang server with the settings of the flags. Settings without a flag have SGLang's defaults."""
     from kvsim.cli.machine_flags import FIND, machine_of
     from kvsim.cli.scenario import radix_cache
     from kvsim.fitting import SGLangServer

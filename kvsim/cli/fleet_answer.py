@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvsim.cli.answer import setting_rows
-from kvsim.cli.show import echo, print_table, quantiles, seconds, size
-from kvsim.display.text import plural
+from kvsim.cli.show import echo, print_table, quantiles, seconds
+from kvsim.display.text import plural, size_words
 
 if TYPE_CHECKING:
     from kvsim.metrics import Summary
@@ -96,16 +96,18 @@ def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
             ("without a batch", f"{all_steps:,} steps of ranks that waited for others, {most:,} at most of one")
         )
     if totals.num_prefill:
-        rows.append(("fetched", f"{size(totals.fetched_bytes)} of KV, from prefill to decode servers"))
+        rows.append(("fetched", f"{size_words(totals.fetched_bytes)} of KV, from prefill to decode servers"))
     if totals.store is not None:
-        block, store = totals.block_bytes, totals.store
-        held = f"{size(block * store['most_blocks'])} of {size(block * store['capacity_blocks'])} held at most"
-        loaded, written, evicted = (size(block * store[f"{what}_blocks"]) for what in ("loaded", "written", "evicted"))
-        rows.append(("prefix store", f"{held}; {loaded} loaded, {written} written, {evicted} evicted"))
+        held, capacity, loaded, written, evicted = (
+            size_words(totals.block_bytes * totals.store[f"{what}_blocks"])
+            for what in ("most", "capacity", "loaded", "written", "evicted")
+        )
+        moved = f"{loaded} loaded, {written} written, {evicted} evicted"
+        rows.append(("prefix store", f"{held} of {capacity} held at most; {moved}"))
     if totals.prefix_queried_tokens:
         one_pool = 100 * totals.one_pool_hit_tokens / totals.prefix_queried_tokens
         found = f"{100 * totals.prefix_hit_rate:.1f} % of {totals.prefix_queried_tokens:,} prompt tokens"
         rows.append(("prefix hits", f"{found}; one pool that never forgets: {one_pool:.1f} %"))
-        twice = f"{size(int(totals.mean_duplicate_bytes))} on average, {size(totals.most_duplicate_bytes)} at most"
-        rows.append(("held twice", f"cached prefixes of {twice}"))
+        twice, at_most = size_words(totals.mean_duplicate_bytes), size_words(totals.most_duplicate_bytes)
+        rows.append(("held twice", f"cached prefixes of {twice} on average, {at_most} at most"))
     return rows

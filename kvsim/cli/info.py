@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.show import echo, json_option, print_json, print_table, size
+from kvsim.cli.show import echo, json_option, print_json, print_table
+from kvsim.display.text import size_words
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
     if pool.num_units is not None:
         has_more = pool.groups or pool.windows
         kind = pool.units_in_words if has_more else f"units of {pool.unit_tokens} tokens"
-        units = f"{pool.num_units:,} {kind}, {size(pool.num_bytes)}"
+        units = f"{pool.num_units:,} {kind}, {size_words(pool.num_bytes)}"
     return [
         ("source", meta.source),
         ("engine", ", ".join(f"{key} {value}" for key, value in meta.engine.items())),

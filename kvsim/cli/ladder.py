@@ -33,7 +33,7 @@ _DECIDED = {
 
 
 def check_ladder_flags(context: click.Context) -> None:
-    """Check that every given flag has an effect on at least one rung."""
+    """Check that each flag on the command line has an effect on at least one rung."""
     check_defaults(context)
     for option in context.command.params:
         name = str(option.name)

@@ -61,7 +61,7 @@ def users_options(command: Command) -> Command:
 
 
 def load_options(command: Command) -> Command:
-    """Add the flags of a closed loop. In this command --max-concurrency is another name of --users."""
+    """Add the flags of a closed loop. In the command, --max-concurrency is another name of --users."""
     return _requests("--users", "--max-concurrency", **_USERS)(_think_time(command))
 
 
@@ -131,7 +131,7 @@ def users_of(flags: dict[str, Any]) -> int | None:
 
 
 def load_of(flags: dict[str, Any], workload: Workload) -> Load:
-    """Return `workload` as the load that the flags describe."""
+    """Return `workload` with the users, or the asked rate, that the flags describe."""
     from kvsim.fitting import Load
 
     rate: float | None = flags["rate"]

@@ -117,10 +117,10 @@ def _check_one_size(flags: Mapping[str, Any]) -> None:
 
 
 def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len: int | None = None) -> Budget:
-    """Return the memory budget of the flags. Its pool has the stated size, or takes the memory that the other terms
-    leave.
+    """Return the memory budget that the flags describe. If no flag states the size of the pool, the pool takes what the
+    other terms leave.
 
-    `max_model_len` is the longest sequence, in tokens, that the pool must have room for; None is that of the model. It
+    `max_model_len` is the longest sequence, in tokens, that the pool must have room for; None: that of the model. It
     does not change the limits of the scheduler, which follow from --max-model-len.
     """
     from kvsim.policies import ContinuousSettings, Pipeline
@@ -176,7 +176,7 @@ def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
 
 
 def title_of(gpu: Gpu, model: Model) -> str:
-    """Return a title that names the model, its quantization and the GPUs."""
+    """Return a title that names the model, its quantization (if it has one) and the GPUs."""
     served = [f"{model.quantization.method} weights"] if model.quantization else []
     served += [f"{model.kv_cache_dtype} KV cache"] if model.kv_cache_dtype != "auto" else []
     number = model.num_gpus * model.data_parallel_size

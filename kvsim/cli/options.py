@@ -86,8 +86,8 @@ def bounded(
 def flags_of(
     settings: type, heading: str, types: Mapping[str, Callable[[str], Any]]
 ) -> dict[str, Callable[[Command], Command]]:
-    """Return a decorator that adds a flag, for each setting of a dataclass that has one. All flags have the default
-    None.
+    """Return decorators that each add one flag to a command: one for each setting of a dataclass that has a flag. All
+    flags have the default None.
 
     `types` has a converter for each flag that accepts texts beyond the setting's type, such as "auto".
     """
@@ -104,7 +104,11 @@ def _help(each: Declared, settings: type) -> str:
     is_switch = each.kind is bool and not each.choices and not is_pair(each)
     required = [other.setting.flags[0] for other in settings_in(settings) if other.name == each.setting.requires]
     requires = f" Requires {required[0]}." if required else ""
-    return each.setting.help + requires + (f"  [{each.default_words}]" if each.default_words and not is_switch else "")
+    return (
+        (each.setting.flag_help or each.setting.help)
+        + requires
+        + (f"  [{each.default_words}]" if each.default_words and not is_switch else "")
+    )
 
 
 def _click_arguments(each: Declared, convert: Callable[[str], Any] | None) -> dict[str, Any]:
@@ -139,7 +143,7 @@ def _beginning(names: list[str], begun: str) -> list[str]:
 
 
 _LISTED = {"model": _listed_models, "gpu": _listed_gpus}
-"""Function that returns the values of a flag for the completion in a shell, by setting."""
+"""Functions that complete the value of a flag in a shell, by the name of the setting."""
 
 
 def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: Any) -> Settings:
@@ -173,7 +177,7 @@ def spelling(each: Declared) -> str:
 
 
 def check_policy_flags(context: click.Context, policies: Collection[str], varied: Collection[str] = ()) -> None:
-    """Check that every given flag has an effect with one of `policies`.
+    """Check that every given flag has an effect with at least one of `policies`.
 
     `varied` are flags whose values were given in another way, such as --vary.
 

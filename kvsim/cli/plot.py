@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_PIXELS = 100_000_000
 _DEFAULT_DPI = 300
-"""Dots per inch, assumed for the limit of pixels without --dpi: the highest of all values of --for."""
+"""Pixels per inch that the check of the size assumes without --dpi: the most of any value of --for."""
 _DEFAULT_SIDE_INCHES = 11.0
-"""Inches of width and height, assumed for the limit of pixels without --size: the largest of all values of --for."""
+"""Width and height in inches that the check of the size assumes without --size: the most of any value of --for."""
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "
@@ -149,7 +149,6 @@ def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: st
 def _arranged(
     runs: list[Recording], labels: tuple[str, ...], order: str | None
 ) -> tuple[list[Recording], tuple[str, ...]]:
-    """Return the recordings in the order that --order states, and their names in this order."""
     from kvsim.plots.words import names_for
 
     names = names_for(runs, labels, len(runs))

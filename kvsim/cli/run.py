@@ -172,7 +172,6 @@ def simulate_servers(
 
 
 def _requests_in_words(workload: Workload, users: int | None, flags: Mapping[str, Any]) -> str:
-    """Describe in words the requests, and how they are sent."""
     think_s, users_per_s = flags["think_s"], flags["users_per_s"]
     if flags["max_concurrency"] is not None:
         return f"{workload.description}; at most {flags['max_concurrency']:,} at once"

@@ -28,9 +28,10 @@ class RunAnswer:
         self._fleet = fleet if shows_fleet else None
         self._band: Band | None = None
         self._front_end_s: list[float] = []
-        """Mean seconds that the HTTP front end of each server adds to TTFT and end to end; empty without front ends."""
+        """Mean seconds that the HTTP front end adds to TTFT and end to end, for each server; empty without front ends.
+        """
         self.notes: list[str] = []
-        """Sentences below the figures."""
+        """Sentences to print below the figures."""
 
     def add_band(self, workload: Workload, policy: AnyPolicy, machine: Machine, options: Options) -> None:
         """Add prediction intervals from further simulations of a single server, unless these would take too long."""

@@ -52,9 +52,9 @@ class Scenario:
     flags: dict[str, Any]
 
     def policy(self, name: str) -> AnyPolicy:
-        """Return the policy called `name`, which may be a Python file, with the settings of the flags.
+        """Return the policy called `name`, or the policy in the Python file `name`, with the settings of the flags.
 
-        Settings that the Python file changes from their defaults hold as if they were given as flags.
+        If a Python file changes a setting from its default, that value holds as if a flag stated it.
 
         Raises:
             UsageError: the server does not start with these settings, or a flag and the file have the same setting.
@@ -81,7 +81,6 @@ class Scenario:
         return custom
 
     def _paged(self) -> Paged:
-        """Return vLLM's policy with the settings of the flags."""
         from kvsim.kv_groups.specs import check_block_size
         from kvsim.policies import Paged
 
@@ -121,9 +120,10 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=times)
 
     def _step_time(self, policy: AnyPolicy, *, captured: bool = True) -> StepTimeModel:
-        """Return the step times of the profile or machine card in the flags; without one, the best for the machine.
+        """Return the step times of the profile or machine card that the flags name; without one, those that
+        `kvsim.machines` finds best for the machine.
 
-        `kvsim.machines` chooses them. With `--times own`, a profile of an engine other than the policy's is ignored.
+        With `--times own`, a profile of an engine other than the policy's is ignored.
         """
         from kvsim.machines import KERNELS, is_card, step_times
         from kvsim.policies import Radix, Static
@@ -171,7 +171,9 @@ class Scenario:
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
-        """Return vLLM's step times for a rung of `compare --ladder`. A rung runs with or without CUDA graphs."""
+        """Return vLLM's step times for a rung of `compare --ladder`; they depend on whether the rung uses
+        CUDA graphs.
+        """
         from kvsim.policies import Paged
 
         return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)
@@ -233,7 +235,8 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
 
 
 def radix_cache(flags: dict[str, Any], gpu: Gpu) -> RadixSettings:
-    """Return the settings of SGLang's cache that the flags ask for; the link to host memory is as in `paged_settings`.
+    """Return the settings of SGLang's cache that the flags describe. The speed of the link to host memory is found as
+    in `paged_settings`.
 
     Raises:
         UsageError: a setting is invalid, or requires another that is not given.
@@ -276,7 +279,7 @@ _OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size",
 
 
 def _keeps_memory(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the memory of a recorded machine can be used: no flag changes it."""
+    """Tell whether no flag changes the size of the cache, so that a recorded size can be used."""
     return all(flags[name] is None for name in _SIZES + _OF_WEIGHTS)
 
 
@@ -296,10 +299,10 @@ def build_scenario(
     alone: str | None = None,
     **flags: Any,
 ) -> Scenario:
-    """Build the scenario that the flags describe; `requests_of` returns the requests for the flags.
+    """Build the scenario that the flags describe. `requests_of` returns the requests for the flags.
 
-    `alone` is the name of the only policy; None if several are compared. If no memory is stated, a single policy gets
-    the memory that its engine takes by default, and several policies get that of vLLM.
+    `alone` is the name of the only policy; None if several are compared. If no flag states the memory, a single policy
+    gets the memory that its own engine takes by default, and several policies all get that of vLLM.
     """
     from kvsim.hardware import find_gpu
     from kvsim.policies import Radix

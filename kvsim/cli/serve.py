@@ -59,7 +59,7 @@ class LocalServer(Server):
         self._hosts = frozenset(names)
         self._origins = frozenset(f"http://{name}" for name in names)
         self._asked = WeakSet[asyncio.BaseTransport]()
-        """Connections that have sent their request."""
+        """Connections that have sent at least one request."""
         self.num_browsers = 0
         """Number of running interfaces."""
 

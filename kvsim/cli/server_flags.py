@@ -42,7 +42,9 @@ class Translation:
     arguments: list[str] = field(default_factory=list)
     """Translated flags with their values, as on a command line."""
     defaults: dict[str, str] = field(default_factory=dict)
-    """Values for this server of kvsim's parameters that no flag sets, where they differ from kvsim's defaults."""
+    """Values of kvsim's parameters that differ from kvsim's defaults for this server although no flag of the server
+    states them.
+    """
     irrelevant: list[str] = field(default_factory=list)
     """Flags of the server that change neither memory nor time."""
     unmodelled: dict[str, str] = field(default_factory=dict)
@@ -62,7 +64,7 @@ def _tables() -> dict[str, dict[str, dict[str, str]]]:
 
 
 def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Translation:
-    """Translate the server's command `line` for a kvsim command whose flags are `known`, by their spellings."""
+    """Translate the server's command line for a kvsim command. `known` has the command's flags, by their spellings."""
     translation, table = Translation(), _tables()[line.server]
     if line.server == "vllm" and "--defaults" in known:
         translation.defaults["defaults"] = "server"
@@ -120,9 +122,10 @@ def _flags(
 
 
 def _whole_flag(flag: str, spellings: Collection[str]) -> str:
-    """Return the only one in `spellings` that begins with `flag`. If there are none or several, return `flag`.
+    """Return the flag that `flag` abbreviates: the only one in `spellings` that begins with it. SGLang accepts
+    abbreviations.
 
-    SGLang accepts such abbreviations.
+    If several or none begin with `flag`, return `flag` itself.
     """
     begun = [spelling for spelling in spellings if spelling.startswith(flag)]
     return begun[0] if len(begun) == 1 and flag not in spellings and len(flag) > len("--tp") else flag

@@ -111,14 +111,6 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def size(num_bytes: float) -> str:
-    """Format a number of bytes, such as `3.12 GiB`."""
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if abs(num_bytes) >= scale:
-            return f"{num_bytes / scale:,.2f} {unit}"
-    return f"{num_bytes:,.0f} B"
-
-
 def change_words(before: float, after: float, form: Callable[[float], str]) -> str:
     """Return a change in percent; of a share, in percentage points. Empty if `form` prints both values alike."""
     if before != before or after != after or form(before) == form(after):

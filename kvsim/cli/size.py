@@ -12,12 +12,13 @@ from kvsim.cli.no_start import change_words, changes, print_no_start
 from kvsim.cli.options import bounded, check_policy_flags, is_given
 from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.served_command import ServedCommand
-from kvsim.cli.show import echo, json_option, print_json, print_table, size
+from kvsim.cli.show import echo, json_option, print_json, print_table
 from kvsim.cli.size_figures import document, otherwise, release_of, sequences_at_once, unmeasured
 from kvsim.cli.size_image import image_of, image_rows
 from kvsim.cli.size_rows import block_rows, num_gpus, otherwise_rows, place_of, pool_rows, rank_rows
 from kvsim.cli.size_sleep import sleep_rows
 from kvsim.cli.size_verdict import verdict
+from kvsim.display.text import size_words
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words
 from kvsim.kv_groups.specs import check_block_size, check_length
@@ -125,7 +126,7 @@ def command(
 
 
 def _check_alone(context: click.Context, *allowed: str) -> None:
-    """Check that only flags in `allowed` are given. The first one ends the command without using any other."""
+    """Check that only flags in `allowed` are given. The first of `allowed` prints something and ends the command."""
     spelled = {str(option.name): option.opts[0] for option in context.command.params}
     for name, flag in spelled.items():
         if name not in allowed and is_given(context, name):
@@ -175,8 +176,8 @@ def _print(
 ) -> None:
     num_sequences, how_held = sequences_at_once(budget, policy, tokens)
     on_one = "on each GPU" if num_gpus(budget) > 1 else ""
-    rows = [(term.label, size(term.size_bytes), on_one, term.why) for term in budget.terms]
-    rows.append(("KV cache", size(budget.kv_bytes), on_one, "what is left, in whole blocks"))
+    rows = [(term.label, size_words(term.size_bytes), on_one, term.why) for term in budget.terms]
+    rows.append(("KV cache", size_words(budget.kv_bytes), on_one, "what is left, in whole blocks"))
     rows += [(f"  {row[0]}", *row[1:]) for row in block_rows(budget, on_one)]
     rows += pool_rows(budget, logs_longest=rules_of(release_of(flags)).logs_longest)
     unit = "sequences" if policy != "static" else "rows"

@@ -47,8 +47,8 @@ def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, st
 
 
 def otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Return plans that use the same memory with other layouts, each with the condition for it in words. The keys are
-    those of the JSON output.
+    """Return plans that use the same memory with other layouts, each with its condition in words, by their keys in the
+    JSON output.
     """
     if policy != "paged":
         return {}
@@ -89,7 +89,9 @@ def unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
 def document(
     flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
 ) -> dict[str, Any]:
-    """Return all figures for JSON. `costs` are those of one image, or None. `sleeps` adds the levels of sleep."""
+    """Return all figures for JSON. `costs` are those of one image; None without an image. `sleeps` adds the sizes in
+    sleep mode.
+    """
     plan = budget.plan
     num_sequences, _ = sequences_at_once(budget, policy, tokens)
     logs_longest = rules_of(release_of(flags)).logs_longest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.show import size
+from kvsim.display.text import size_words
 from kvsim.errors import UsageError
 from kvsim.models.image_rules import MARKS, image_rule
 
@@ -58,10 +58,10 @@ def image_rows(costs: dict[str, Any] | None) -> list[tuple[str, str, str, str]]:
     if "scaled_pixels" in costs:
         wide, high = costs["scaled_pixels"]
         why = f"scaled to {wide:,}x{high:,} pixels, {costs['side_pixels']} pixels square a token; {MARKS} marks around"
-    kept = costs["encoder_cache_tokens"]
+    kept, blocks = costs["encoder_cache_tokens"], costs["blocks"]
     fits = f"room for {kept // max(costs['tokens'], 1):,} such images at once" if kept else "its size is not known"
     return [
         ("one image", f"{costs['prompt_tokens']:,}", "tokens", why),
-        ("  its KV cache", size(costs["kv_bytes"]), "", f"{costs['blocks']:,} blocks, as long as its request runs"),
-        ("  in the encoder cache", size(costs["encoder_bytes"]), "", f"until its tokens are computed; {fits}"),
+        ("  its KV cache", size_words(costs["kv_bytes"]), "", f"{blocks:,} blocks, as long as its request runs"),
+        ("  in the encoder cache", size_words(costs["encoder_bytes"]), "", f"until its tokens are computed; {fits}"),
     ]

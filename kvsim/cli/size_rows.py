@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvsim.cli.show import size
 from kvsim.cli.size_figures import otherwise
 from kvsim.cli.size_verdict import draft_bytes_per_block
-from kvsim.display.text import plural
+from kvsim.display.text import plural, size_words
 
 if TYPE_CHECKING:
     from kvsim.kv_groups import KVCacheGroup
@@ -25,7 +24,9 @@ def num_gpus(budget: Budget) -> int:
 
 
 def place_of(budget: Budget) -> str:
-    """Describe whether figures are those of each data-parallel rank or of all GPUs; empty for one GPU."""
+    """Return the words that say whether a figure is that of each data-parallel rank or of all GPUs together; empty for
+    one GPU.
+    """
     return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if num_gpus(budget) > 1 else ""
 
 
@@ -37,9 +38,9 @@ def block_rows(budget: Budget, on_one: str) -> list[Row]:
         why += f", {budget.block_size // number} on each of {number} GPUs (--decode-context-parallel-size)"
     if budget.model.pipeline_parallel_size > 1:
         why += " of the stage"
-    rows = [("one block", size(budget.bytes_per_block), on_one, why)]
+    rows = [("one block", size_words(budget.bytes_per_block), on_one, why)]
     if len(layout.groups) == 1:
-        per_token = size(budget.bytes_per_block // budget.block_size)
+        per_token = size_words(budget.bytes_per_block // budget.block_size)
         rows.append(("one token", per_token, on_one, "a block's bytes, by its tokens"))
         return rows + _draft_rows(budget, on_one)
     by_spec: dict[int, list[KVCacheGroup]] = {}
@@ -67,14 +68,13 @@ def _draft_rows(budget: Budget, on_one: str) -> list[Row]:
         return []
     draft_bytes = draft_bytes_per_block(budget)
     share = f"{100 * draft_bytes / budget.bytes_per_block:.1f} % of each block: {len(layers)} draft layers"
-    return [("draft layers", size(draft_bytes), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
+    return [("draft layers", size_words(draft_bytes), on_one, share.removesuffix("s" if len(layers) == 1 else ""))]
 
 
 def _shared(budget: Budget) -> str:
-    """Describe a block that holds the tokens of any one of several KV cache groups."""
     groups = budget.plan.layout.groups
     longest = max(group.num_layers for group in groups)
-    return f"{longest} pages of {size(groups[0].page_bytes)}, of whichever of {len(groups)} tables holds it"
+    return f"{longest} pages of {size_words(groups[0].page_bytes)}, of whichever of {len(groups)} tables holds it"
 
 
 def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvsim.cli.machine_flags import memory_of, title_of
 from kvsim.cli.options import settings_from
-from kvsim.cli.show import echo, print_json, print_table, size
+from kvsim.cli.show import echo, print_json, print_table
+from kvsim.display.text import size_words
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.policies import RadixSettings
@@ -39,15 +40,15 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
     echo(f"{num_sequences:,} sequences of {tokens:,} tokens fit at once, in {slots.num_slots:,} slots.")
     on_one = "on each GPU" if model.tensor_parallel_size > 1 else ""
     print_table(f"SGLang: {title_of(gpu, model)}", ["", "", "", "why"], [
-        *((term.label, size(term.size_bytes), on_one, term.why) for term in slots.terms),
-        ("KV cache", size(slots.kv_bytes), on_one, "what is left"),
+        *((term.label, size_words(term.size_bytes), on_one, term.why) for term in slots.terms),
+        ("KV cache", size_words(slots.kv_bytes), on_one, "what is left"),
         *_slot_rows(slots, on_one),
         *([] if host is None else host.rows(on_one)),
     ], figures=(1,))  # fmt: skip
     if blocks is not None:
         print_table("vLLM, on the same machine", ["", "", "", "why"], [
-            *((term.label, size(term.size_bytes), on_one, term.why) for term in blocks.terms),
-            ("KV cache", size(blocks.kv_bytes), on_one, "what is left, in whole blocks"),
+            *((term.label, size_words(term.size_bytes), on_one, term.why) for term in blocks.terms),
+            ("KV cache", size_words(blocks.kv_bytes), on_one, "what is left, in whole blocks"),
             ("tokens", f"{blocks.capacity_tokens:,}", "", f"in {blocks.num_usable_blocks:,} blocks"),
         ], figures=(1,))  # fmt: skip
 
@@ -83,7 +84,10 @@ class _HostSlots(NamedTuple):
     def rows(self, on_one: str) -> list[tuple[str, str, str, str]]:
         """Return the rows of the printed table about host memory."""
         of_one = "of each GPU" if on_one else ""
-        return [("host memory", size(self.num_bytes), of_one, self.why), ("slots there", f"{self.num_slots:,}", "", "")]
+        return [
+            ("host memory", size_words(self.num_bytes), of_one, self.why),
+            ("slots there", f"{self.num_slots:,}", "", ""),
+        ]
 
     def document(self) -> dict[str, Any]:
         """Return the figures for JSON."""
@@ -94,10 +98,10 @@ def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]
     layers, why = SlotLayers.of(slots.model), "max_total_num_tokens; slot 0 comes on top"
     rows = [("slots", f"{slots.num_slots:,}", "", why)]
     if not layers.window_tokens:
-        return [("one slot", size(layers.full_bytes), on_one, "one token in all layers"), *rows]
+        return [("one slot", size_words(layers.full_bytes), on_one, "one token in all layers"), *rows]
     return [
-        ("one slot", size(layers.full_bytes), on_one, "one token in all layers without windows"),
-        ("one slot of windows", size(layers.window_bytes), on_one, "one token in all layers with windows"),
+        ("one slot", size_words(layers.full_bytes), on_one, "one token in all layers without windows"),
+        ("one slot of windows", size_words(layers.window_bytes), on_one, "one token in all layers with windows"),
         *rows,
         ("slots of windows", f"{slots.num_window_slots:,}", "", f"swa_full_tokens_ratio is {DEFAULT_RATIO:g}"),
     ]
@@ -109,8 +113,9 @@ def _why(slots: SlotBudget, blocks: Budget) -> str:
     measured = sum(terms.get(label, 0) for label in ("activations", "outside PyTorch", "captured graphs"))
     return (
         f"vLLM has {blocks.capacity_tokens:,} tokens, SGLang {ratio:.2f} times as many: SGLang leaves "
-        f"{size(slots.free_later_bytes)} to activations, graphs and all else, and measures none of it; vLLM leaves "
-        f"{size(terms.get('left to others', 0))} unused and takes another {size(measured)} off for what it measures."
+        f"{size_words(slots.free_later_bytes)} to activations, graphs and all else, and measures none of it; vLLM "
+        f"leaves {size_words(terms.get('left to others', 0))} unused and takes another {size_words(measured)} off for "
+        "what it measures."
         + (
             f" SGLang sets {slots.num_window_slots:,} slots aside for layers with windows; vLLM's blocks serve all "
             "layers, and a sequence gives those of windows back."

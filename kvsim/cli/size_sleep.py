@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvsim.cli.show import size
+from kvsim.display.text import size_words
 
 if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
@@ -36,8 +36,8 @@ def sleep_rows(budget: Budget, on_one: str) -> list[tuple[str, str, str, str]]:
     rows = []
     for level, found in asleep_of(budget).items():
         host, stays = found["host_bytes"] or 0, found["stays_bytes"]
-        weights = f"the weights wait in {size(host)} of host memory" if host else "the weights are loaded again to wake"
-        left = f"; {size(stays)} stays: {' and '.join(_STAYS)}" if stays is not None else ""
-        why = f"leaves: the KV cache is dropped, {weights}{left}. Not measured; wakes with as many blocks"
-        rows.append((f"asleep, level {level}", size(found["leaves_bytes"] or 0), on_one, why))
+        weights = f"wait in {size_words(host)} of host memory" if host else "are loaded again to wake"
+        left = f"; {size_words(stays)} stays: {' and '.join(_STAYS)}" if stays is not None else ""
+        why = f"leaves: the KV cache is dropped, the weights {weights}{left}. Not measured; wakes with as many blocks"
+        rows.append((f"asleep, level {level}", size_words(found["leaves_bytes"] or 0), on_one, why))
     return rows

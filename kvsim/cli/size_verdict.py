@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine_flags import FIND
-from kvsim.cli.show import size
+from kvsim.display.text import size_words
 from kvsim.kv_groups.reasons import caching_words, why_so_large
 
 if TYPE_CHECKING:
@@ -52,18 +52,18 @@ def verdict(
 def _costs(budget: Budget, image: Mapping[str, Any] | None) -> list[str]:
     sentences = []
     if image is not None:
-        tokens, blocks, held = image["prompt_tokens"], image["blocks"], size(image["kv_bytes"])
+        tokens, blocks, held = image["prompt_tokens"], image["blocks"], size_words(image["kv_bytes"])
         sentences.append(f"One image takes {tokens:,} tokens, {blocks:,} blocks ({held}), as long as its request runs.")
     taken = {term.label: -term.size_bytes for term in budget.terms}
     if "adapters" in taken:
         tokens = taken["adapters"] // budget.bytes_per_block * budget.block_size
-        held = size(taken["adapters"])
+        held = size_words(taken["adapters"])
         sentences.append(
             f"The slots of adapters take {held} on each GPU, used or not: as much as {tokens:,} tokens of KV."
         )
     if draft_bytes := draft_bytes_per_block(budget):
         share = 100 * draft_bytes / budget.bytes_per_block
-        weights = f", and their weights {size(taken['draft weights'])}" if "draft weights" in taken else ""
+        weights = f", and their weights {size_words(taken['draft weights'])}" if "draft weights" in taken else ""
         sentences.append(f"Draft layers take {share:.1f} % of each block{weights}.")
     return sentences
 

@@ -7,8 +7,9 @@ from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from kvsim.cli.show import echo, number, print_table, seconds, size
+from kvsim.cli.show import echo, number, print_table, seconds
 from kvsim.cli.turn_tables import turn_documents
+from kvsim.display.text import size_words
 from kvsim.machines import class_in, known_in, plain_words
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary, latency_origin
@@ -72,8 +73,8 @@ def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary
         yield "images computed", lambda summary: f"{summary.images_computed:,}"
         yield "images in the encoder cache", lambda summary: f"{summary.images_used - summary.images_computed:,}"
     if any(summary.swapped_out_bytes for summary in summaries):
-        yield "copied to host memory", lambda summary: size(summary.swapped_out_bytes)
-        yield "copied from host memory", lambda summary: size(summary.swapped_in_bytes)
+        yield "copied to host memory", lambda summary: size_words(summary.swapped_out_bytes)
+        yield "copied from host memory", lambda summary: size_words(summary.swapped_in_bytes)
         yield "tokens from host memory", lambda summary: f"{summary.loaded_tokens:,}"
     yield "prefix hits, % of the prompt tokens", lambda summary: f"{100 * summary.prefix_hit_rate:.1f}"
 

@@ -201,7 +201,9 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:
-    """Return a function that builds the requests of a point. Points with the same flags for requests share them."""
+    """Return a function that builds the requests for the flags of a point. Points whose flags for requests are equal
+    share the requests.
+    """
     sections = {option.name: getattr(option, "section", "") for option in command.params}
     varying = [name for name in axes if sections[name] == "Requests"]
     known: dict[tuple[Any, ...], Requests] = {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.show import change_words, echo, print_json, print_table, progress, seconds, size
+from kvsim.cli.show import change_words, echo, print_json, print_table, progress, seconds
 from kvsim.cli.workload import workload_and_source
+from kvsim.display.text import size_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ _LABELS: dict[str, tuple[str, Callable[[float], str]]] = {
     "num_blocks": ("blocks", "{:,.0f}".format),
     "gpu_kv_cache_size_tokens": ("GPU KV cache size, tokens, as vLLM logs it", "{:,.0f}".format),
     "max_concurrency": ("maximum concurrency", "{:,.2f}x".format),
-    "longest_sequence_bytes": ("a sequence of max_model_len takes", size),
+    "longest_sequence_bytes": ("a sequence of max_model_len takes", size_words),
     "output_tokens_per_s": ("output tokens per second", "{:,.0f}".format),
     "duration_s": ("duration", seconds),
     "ttft_mean_s": ("TTFT, mean", seconds),

@@ -58,6 +58,14 @@ def plural(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
+def size_words(num_bytes: float) -> str:
+    """Format a number of bytes, such as `3.12 GiB`."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if abs(num_bytes) >= scale:
+            return f"{num_bytes / scale:,.2f} {unit}"
+    return f"{num_bytes:,.0f} B"
+
+
 def abridged(text: str, length: int) -> str:
     """Shorten `text` to about `length` letters by leaving out the middle, because names often differ at their ends."""
     return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 3 :]}"

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 PREEMPTED_SHARE = 0.05
 """Number of preemptions per request from which a run gets prediction intervals."""
 MOST_REQUESTS = 20_000
-"""Maximum number of requests of a run that gets prediction intervals, which take several more runs."""
+"""Maximum number of requests of a run that gets prediction intervals, because they take several more runs."""
 CLOCKS = ("gpu", "host")
 """Clocks whose errors are varied: that of the GPU, and that of the host."""
 _PLACES = (-1.0, -0.5, 0.5, 1.0)
-"""Changes of the step times in the additional runs, as multiples of their typical error."""
+"""Changes of the step times in the additional runs, as multiples of the typical error of the times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Band:
         return {"gpu_percent": self.gpu_percent, "host_percent": self.host_percent, **ranges}
 
     def words(self) -> str:
-        """Describe in one clause by how much the step times were varied."""
+        """Return a clause that says by how much the step times were varied."""
         return f"the GPU's times {self.gpu_percent:.0f} % and the host's {self.host_percent:.0f} % shorter to longer"
 
 

@@ -1,4 +1,4 @@
-"""Batches of calls for worker processes. Sending a single call would take as long as a short simulation."""
+"""Batches of calls for worker processes, because sending a single call would take as long as a short simulation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 _BATCH_S = 0.5
-"""Target duration of a batch in seconds. If its worker dies, this amount of work is lost."""
+"""Target duration of a batch in seconds. If a worker dies, this much work is lost."""
 
 
 class Batches:
@@ -21,7 +21,7 @@ class Batches:
     """
 
     def __init__(self, tasks: Mapping[str, tuple[Any, Any]], num_workers: int) -> None:
-        """Start with all tasks, in the form of `kvsim.experiments.workers.Workers.results`."""
+        """Start with all tasks, as `Workers.results` gets them."""
         self._left = deque(tasks.items())
         self._num_workers = num_workers
         self._num_made, self._took_s = 0, 0.0
@@ -29,13 +29,17 @@ class Batches:
         """Keys of the tasks that were sent and whose results have not arrived yet."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
-        """Yield the `id` and the value of each first argument that several tasks have. A cluster gets it once."""
+        """Yield the `id` and the value of each first argument that several tasks have, so that a cluster gets it only
+        once.
+        """
         by_id = [(id(common), common) for _, (common, _) in self._left]
         times = Counter(number for number, _ in by_id)
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
 
     def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield at most `most` batches: the first argument of all its tasks, and the second arguments by key."""
+        """Yield at most `most` batches, each as the first argument of all its tasks, and their second
+        arguments by key.
+        """
         for _ in range(most):
             if not self._left:
                 return
@@ -49,7 +53,7 @@ class Batches:
             yield common, second
 
     def came_back(self, made: Sequence[tuple[str, Any]], took_s: float) -> None:
-        """Record the results of a batch, by key, and the seconds that the batch took."""
+        """Record the results of a batch, as pairs of key and result, and the seconds that the batch took."""
         self.under_way.difference_update(key for key, _ in made)
         self._num_made += len(made)
         self._took_s += took_s
@@ -64,7 +68,8 @@ class Batches:
 def make_batch(
     call: Callable[[Any, Any], Result], common: Any, second: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Result]], float]:
-    """Make the calls of a batch in a worker process. Return the results by key, and the seconds that they took.
+    """Make the calls of a batch in a worker process. Return pairs of key and result, and the seconds that the calls
+    took.
 
     `common` is the first argument of all calls, and `second` has the second arguments by key.
     """

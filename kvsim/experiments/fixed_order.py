@@ -27,7 +27,9 @@ class _Blocks(NamedTuple):
     keys: list[int]
     """Prefix keys of the leading full blocks. Requests with equal keys can share these blocks."""
     num_lookups: int
-    """Number of leading blocks that are looked up: not the block of the last prompt token, which is computed."""
+    """Number of leading blocks that are looked up. The block of the last prompt token is not, because this token is
+    always computed.
+    """
     num_full: int
     num_blocks: int
 
@@ -75,9 +77,8 @@ def _blocks_of(workload: Workload, block_size: int) -> Iterator[_Blocks]:
 
 
 def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield the number of blocks that each request hits with Belady's rule.
-
-    It evicts the block whose next use is latest.
+    """Yield the number of blocks that each request hits with Belady's rule, which evicts the block whose next use is
+    latest.
     """
     uses: defaultdict[int, list[int]] = defaultdict(list)
     for number, request in reversed(list(enumerate(requests))):

@@ -52,7 +52,7 @@ class DaskWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Run the tasks; see `Workers.results`."""
+        """Run the tasks, as `Workers.results` says."""
         client, num_threads = self._client, sum(self._client.nthreads().values())
         batches = Batches(tasks, num_threads)
         shared = {number: self._held(value) for number, value in batches.shared()}
@@ -75,7 +75,7 @@ class DaskWorkers:
             yield from made
 
     def _held(self, value: Any) -> Any:
-        """Return `value` as the result of a call, which the cluster repeats if the worker with the value dies."""
+        """Return `value` as the future of a call, which the cluster makes again if the worker with the value dies."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
             return self._client.submit(_given, value, pure=False)

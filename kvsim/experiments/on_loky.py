@@ -20,7 +20,7 @@ from kvsim.experiments.batches import Batches, make_batch
 Result = TypeVar("Result")
 
 _WATCH_S = 1.0
-"""Seconds between two checks in which a worker process looks whether its parent process exists."""
+"""Seconds between two looks of a worker process whether its parent process still exists."""
 
 
 @contextmanager
@@ -43,7 +43,7 @@ class LokyWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Run the tasks; see `Workers.results`."""
+        """Run the tasks, as `Workers.results` says."""
         # joblib starts all workers at once, even without work for each.
         at_a_time = max(1, min(effective_n_jobs(self._num_jobs), len(tasks)))
         # With one job, joblib would compute in this process; with two workers and one call sent, it does not.
@@ -60,7 +60,7 @@ class LokyWorkers:
 
 
 def _begin(parent: int) -> None:
-    """End this process soon after its parent with process id `parent`, and ignore Ctrl-C.
+    """Prepare a worker process: ignore Ctrl-C, and end soon after the parent, whose process id is `parent`.
 
     The parent may be killed without sending a message.
     """

@@ -23,9 +23,9 @@ _ANSWER_S = 10.0
 
 @contextmanager
 def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
-    """Yield the Ray cluster at address `scheduler`; empty starts one on this machine.
+    """Yield the Ray cluster at address `scheduler`; empty starts one on this machine, with `num_jobs` cores.
 
-    That one has `num_jobs` cores, or all cores if `num_jobs` is below 1.
+    If `num_jobs` is below 1, all cores are used.
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if scheduler:
@@ -48,8 +48,8 @@ def _knock(address: str) -> None:
 class RayWorkers:
     """Implementation of `kvsim.experiments.workers.Workers` with actors.
 
-    The process of an actor imports kvsim once, and then waits for calls. For tasks, Ray would look for a process each
-    time.
+    The process of an actor imports kvsim once, and then waits for calls. With Ray's tasks, each call would look for a
+    process.
     """
 
     def __init__(self, number: int) -> None:
@@ -58,7 +58,7 @@ class RayWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Run the tasks; see `Workers.results`."""
+        """Run the tasks, as `Workers.results` says."""
         number = min(self._number, len(tasks))
         batches = Batches(tasks, number)
         shared = {number: ray.put(value) for number, value in batches.shared()}

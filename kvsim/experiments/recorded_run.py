@@ -21,7 +21,7 @@ from kvsim.workload import Workload
 
 
 def policy_of(recording: Recording) -> tuple[Policy, int]:
-    """Return the policy of the recorded engine with its settings, and the bytes of its KV memory on all GPUs.
+    """Return the policy of the recorded engine with its settings, and the bytes of its KV memory.
 
     Raises:
         UsageError: the recording is of `generate()` with batches of several sizes.
@@ -71,9 +71,9 @@ def as_sent(recording: Recording) -> Workload:
     """Return the requests of `recording` that have output, with the times at which they were sent.
 
     If no such times are recorded, they are estimated. An engine looks for new requests once per step, and takes all
-    that have come since its previous look. These are assumed to be sent at even intervals between the two looks. With
-    the time of the later look instead, a slightly faster simulation would schedule half of these requests one step too
-    late. In a simulated recording, the recorded arrivals are the exact times.
+    that have come since its previous look. These are assumed to have been sent at even intervals between the two looks;
+    with the time of the later look instead, a slightly faster simulation would schedule half a step's requests one step
+    too late. In a simulated recording, the recorded arrivals are exact.
     """
     workload, requests = workload_of(recording, waiting=False), recording.requests
     if requests.sent_s is not None:
@@ -94,12 +94,14 @@ def as_sent(recording: Recording) -> Workload:
 
 
 def is_stamped_at_entry(recording: Recording) -> bool:
-    """Tell whether latencies of `recording` count from when the engine took a request, not from its sending."""
+    """Tell whether latencies of `recording` count from when the engine took a request, and not from when it
+    was sent.
+    """
     return recording.meta.source != "simulation" and recording.requests.sent_s is None
 
 
 def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
-    """Return the time of the engine's look for requests before each of the looks at `taken_s`, in seconds.
+    """Return, for each look for requests at `taken_s`, the time in seconds of the engine's look before it.
 
     That look was at the start of the previous step. For an idle engine, and for engines other than vLLM, the result is
     `taken_s`.

@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 KEY: Final = "ladder"
 """Key in the provenance of a recording under which the rung is stored."""
 _MORE_THAN_PROMPT = 8
-"""Number of tokens by which SGLang's longest sequence must exceed a request to be neither refused nor cut."""
+"""Number of tokens by which SGLang's longest sequence must exceed a request, so that the request is neither refused nor
+cut.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """Way to serve requests that differs from the rung below in one setting."""
+    """One way to serve requests, which differs from the rung below in one setting."""
 
     name: str
     change: str
@@ -49,7 +51,7 @@ def rungs(
 ) -> tuple[Rung, ...]:
     """Return the eight rungs with the limits of `scheduler`.
 
-    Without chunked prefill, prompts are not split, so a step of such a rung may have as many tokens as the longest
+    Without chunked prefill, prompts are not split, so a step has room for at least as many tokens as the longest
     sequence.
     """
     limits = replace(
@@ -110,7 +112,7 @@ class Climbed:
 
 
 def at_once(workload: Workload) -> Workload:
-    """Return the requests of a workload, all arriving at second 0, to measure the server and not the arrivals."""
+    """Return the requests of a workload with all arrivals at second 0, to measure the server and not the arrivals."""
     description = f"{workload.description} All at once.".strip()
     return replace(workload, arrival_s=np.zeros(len(workload)), description=description)
 
@@ -172,11 +174,10 @@ def rung_recordings(
 
 
 def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> tuple[Machine, AnyPolicy]:
-    """Return `machine` with memory for all sequences that `policy` may run at once, each at its longest; and the
-    policy.
+    """Return `machine` with memory for all sequences that `policy` may run at once, each at its longest; and a policy
+    for it.
 
-    The longest sequence of the returned policy is that of the workload. With the original one, reservations might
-    exceed any pool.
+    The policy's longest sequence is cut to that of the workload. Otherwise reservations might exceed any pool.
     """
     limited: Any = machine.limited(policy)
     needed = int((workload.prompt_tokens.astype(np.int64) + workload.max_tokens).max()) + 1

@@ -48,7 +48,7 @@ class Point:
     """One simulation of a sweep."""
 
     settings: Mapping[str, Setting]
-    """Names and values that identify the point. They become columns of the table."""
+    """Names and values that identify the point; they are columns of the table."""
     workload: Workload
     policy: AnyPolicy
     machine: Machine
@@ -88,7 +88,8 @@ class Point:
 
 
 def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
-    """Return the source code and the arguments of a custom policy, as pairs of a name and a text.
+    """Return what identifies the code of a custom policy: its source code and its attributes, as pairs of a name and a
+    text. Empty for a built-in policy.
 
     The code is that of the policy's module; if the class was typed in a Python session, it is that of the class.
     """
@@ -119,9 +120,9 @@ class SweepResult:
     num_failed: int = 0
     """Number of points that could not be served. Their rows have an error."""
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
-    """Settings of the points whose worker died twice. They have no row in the table."""
+    """Settings of the points that killed their worker, also when they ran alone. They have no row in the table."""
     rows: list[Row] = field(default_factory=list)
-    """Rows of the points, in the order of the points; see `run_point`."""
+    """Rows of the given points, in their order; see `run_point`."""
 
     @property
     def best(self) -> Row | None:
@@ -166,8 +167,8 @@ def _sweep(
     scheduler: str,
     progress: Progress | None,
 ) -> SweepResult:
-    """Simulate the points without a row in `file` or in folder `parts`. Each row is stored in `parts` at once, and all
-    in `file` at the end.
+    """Simulate the points that have no row in `file` or in the folder `parts`. Each row is stored in `parts` at once,
+    and all rows in `file` at the end.
     """
     rows = rows_of(file) | _rows_of_parts(parts)
     outcome = SweepResult(table=file, num_kept=sum(key in rows for key in by_key))
@@ -231,7 +232,9 @@ def _alone(parts: Path, file: Path) -> Iterator[None]:
 
 
 def _without_workload(point: Point) -> Callable[..., Point]:
-    """Return a function that makes `point` from a workload. It is sent without the workload, which points share."""
+    """Return a function that makes `point` from a workload. Only this function is sent for each point, because points
+    share the workload.
+    """
     return partial(Point, **{each.name: getattr(point, each.name) for each in fields(Point) if each.name != "workload"})
 
 
@@ -275,7 +278,7 @@ _HALF = "half"
 
 
 def _keep(row: Row, file: Path) -> None:
-    """Write `row` to `file`, which appears when complete. No other process writes to its folder."""
+    """Write `row` to `file`, which appears only when it is complete. No other process writes to its folder."""
     half = file.with_name(_HALF)
     try:
         half.write_text(json.dumps({"row": row, "digest": _digest(row)}), encoding="utf-8")

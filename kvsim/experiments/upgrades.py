@@ -39,7 +39,7 @@ class FirstDifference:
     """First decision in which the runs with two releases differ."""
 
     step: int
-    """Number of the step that was scheduled, or whose output was processed, when the decision was made."""
+    """Number of the last step that was scheduled at the time of the decision, or that the decision schedules."""
     at_s: float
     decisions: Difference
     """Decisions of both runs. Those of the older release are in the fields called `recorded`."""
@@ -55,9 +55,9 @@ class Effect:
     first_step: int | None
     """Number of the first step that differs if the older release gets only this change; None if none differs."""
     alone: Figures
-    """Figures of the older release with only this change; empty if it cannot run."""
+    """Figures of the older release with only this change; empty if it cannot serve the load."""
     together: Figures
-    """Figures of the older release with this change and all earlier ones; empty if it cannot run."""
+    """Figures of the older release with this change and all earlier ones; empty if it cannot serve the load."""
     changes_together: bool
     """True if a decision or a figure changes when this change is added to all earlier ones."""
     problem: str
@@ -110,8 +110,8 @@ class Upgrade:
 
 
 def explain_upgrade(old: str, new: str, workload: Workload, setup: Setup, **options: Unpack[Options]) -> Upgrade:
-    """Simulate `workload` with two releases, and with each changed rule added to the older release. Compare the
-    decisions.
+    """Simulate `workload` with two releases, and with each changed rule added to the older one. Return how their
+    decisions and figures differ.
 
     The option `progress` is called with the number of rules that were tried, and the number of all rules.
 
@@ -146,8 +146,8 @@ def _effects(
     """Yield the effect of each change, alone and together with all earlier ones.
 
     `moment` is the index of the first decision that differs between the releases; None if none does. A change causes
-    this difference if the decision differs with the change alone. If no earlier change causes it, a change also causes
-    it if the decision differs with the change and all earlier ones, but not with the earlier ones only.
+    this difference if the decision differs with the change alone. If no change before it does, it also causes the
+    difference if the decision differs with the change and all earlier ones, but not with the earlier ones only.
     """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):
@@ -201,7 +201,7 @@ class _Simulated:
         return self._events.first_difference(other._events)
 
     def step_at(self, moment: int, other: _Simulated) -> int:
-        """Return the number of the step to which decision `moment` belongs, from the longer one of the two runs."""
+        """Return the number of the step to which decision `moment` belongs. The longer one of the two runs is read."""
         timeline = self._timeline if moment < len(self._timeline) else other._timeline
         steps = np.flatnonzero(timeline.kind[: moment + 1] == SCHEDULE)
         return int(timeline.row[steps[-1]]) if len(steps) else 0

@@ -38,7 +38,7 @@ _SHOWN = ("throughput", "TTFT, mean", "TPOT, mean", "end to end, mean", "preempt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRow:
-    """Figure of a recording, measured and simulated."""
+    """One figure, measured and simulated."""
 
     name: str
     unit: str
@@ -81,7 +81,8 @@ class Validation:
     counts_from: str
     """Sentence on the moment from which TTFT and end-to-end time count, in the recording and in the simulation."""
     clocks: tuple[ClockError, ...] = ()
-    """Errors of two kinds of steps with the recorded schedule: those that waited for the GPU, and those for the host.
+    """Errors of the step times with the recorded schedule, for steps that waited for the GPU and for steps that waited
+    for the host.
 
     It is empty for step times of pipeline stages or of a custom model.
     """
@@ -152,7 +153,7 @@ def validate(
     """Simulate the requests of `recording` with `times`, and compare the figures.
 
     A profile of another GPU is transferred to the GPU of the recording, and `Validation.times_from` says so. The
-    scheduler has the rules of release `vllm`; None: of the recorded release.
+    scheduler has the rules of release `vllm`; None for those of the recorded release.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
@@ -261,7 +262,9 @@ def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:
 
 
 def _memory_rows(measured: Recording) -> Iterator[ValidationRow]:
-    """Compare the peak memory that PyTorch allocated and reserved with a simulated allocator's, for Hugging Face."""
+    """Yield the peak memory that PyTorch allocated and reserved, measured and of a simulated allocator; none if the
+    recording lacks it.
+    """
     steps = measured.steps
     if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
         return

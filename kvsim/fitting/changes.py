@@ -23,8 +23,8 @@ def changes(server: SearchedServer, *, longest_tokens: int, most: int = 60) -> l
     """Return at most `most` changes of `server`: single changes, then pairs of settings, then settings combined with
     types.
 
-    If the server has replicas, the splits of the same number into prefill and decode servers come first.
-    `longest_tokens` is the length of the longest request, prompt and output, which the server must still serve.
+    If the server has replicas, divisions into prefill and decode servers come first. `longest_tokens` is the length of
+    the longest request, prompt and output, which the server must still serve.
     """
     splits, settings, limits, types, gpus = _candidates(server, longest_tokens)
     alone = [*splits, *settings, *types, *gpus]

@@ -82,7 +82,9 @@ def _sibling(model: Model) -> tuple[str, list[str]] | None:
 
 @lru_cache(maxsize=64)
 def _stored(named: str) -> str | None:
-    """Return the weight format that the name of a checkpoint states; None if it states none."""
+    """Return the weight format that the name of a checkpoint states; None if it states none, or if no such model is
+    listed.
+    """
     try:
         found = find_model(named).quantization
     except KvsimError:

@@ -25,7 +25,9 @@ def without_drafts(found: Answer, search: Search) -> Answer | None:
 
 
 def drafts_words(found: Answer, plain: Answer) -> str:
-    """Describe the effect of drafts on the load, and their cost in blocks. `plain` is the answer without drafts."""
+    """Describe how drafts change the outcome of the load, and how many blocks they cost. `plain` is the answer without
+    drafts.
+    """
     assert isinstance(found.server, Server)
     assert isinstance(plain.server, Server)
     drafted, usual = found.outcome, plain.outcome

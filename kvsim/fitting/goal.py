@@ -22,7 +22,7 @@ which the queueing time grows each second.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Targets of latencies in seconds; None where there is no target."""
+    """Targets of latencies, in seconds; None where there is no target."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
@@ -33,9 +33,10 @@ class Goal:
                 raise UsageError(f"{name} should be a positive number of seconds, not {value}.")
 
     def misses(self, outcome: Outcome) -> dict[str, float]:
-        """Return by how much each missed condition is exceeded, by the name of the condition; empty if the load fits.
+        """Return how far each missed condition is exceeded, by the name of the condition; empty if the load fits.
 
-        Latencies have the relative excess over their target. A server that does not start has infinity.
+        Latencies have the relative excess over their target, other conditions the absolute excess over their limit. A
+        server that does not start has infinity, and a run that is too short has 1.
         """
         if outcome.error:
             return {"does not start": math.inf}
@@ -61,5 +62,7 @@ class Goal:
         return not self.misses(outcome)
 
     def shortfall(self, outcome: Outcome) -> float:
-        """Return how far `outcome` is from the goal, for comparing servers: the sum of `misses`; 0 if the load fits."""
+        """Return the sum of `misses`, by which servers are compared: 0 if the load fits, infinity if the server does
+        not start.
+        """
         return sum(self.misses(outcome).values())

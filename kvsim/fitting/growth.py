@@ -60,8 +60,8 @@ class Grown:
 
 
 def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Mapping[str, float]) -> list[Grown]:
-    """Return the smallest number of servers of each kind that fit each multiple of a load. The cheapest kinds are
-    first.
+    """Return the smallest number of servers of each kind that fit each multiple of a load, for each multiple the
+    cheapest kinds first.
 
     The kinds are the server of `answer` and its single changes of GPUs. The load of `answer` is the first multiple.
     `prices` are per GPU hour, by the name of the GPU.
@@ -112,7 +112,9 @@ def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
 
 
 def prices_of(text: str | None, gpu: str) -> dict[str, float]:
-    """Return the price per GPU hour by the name of the GPU. `text` is `2.5` for `gpu`, or `H100=2.5,B200=6`."""
+    """Return the price per GPU hour, by the name of the GPU. `text` is `2.5`, which is the price of `gpu`, or a list
+    such as `H100=2.5,B200=6`; None for no prices.
+    """
     found = {}
     for part in (text or "").split(",") if text else []:
         name, equals, price = part.rpartition("=")

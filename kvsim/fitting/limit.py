@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal) -> str:
-    """Describe the limit that makes requests wait after the warm-up, or else the main work of the steps."""
+    """Describe the limit that makes requests wait after the warm-up; if there is none, the work that takes most time of
+    the steps.
+    """
     if outcome.error:
         return "memory: nothing can be served."
     if outcome.refused_share == 1:

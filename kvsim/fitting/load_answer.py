@@ -41,11 +41,11 @@ class Answer:
     searched: bool
     """True if the largest load was searched for."""
     remedies: tuple[Remedy, ...]
-    """Changes that help most, best first, with their prediction intervals."""
+    """Changes that bring the load nearest to its goal, best first, with their prediction intervals."""
     tried: tuple[Remedy, ...]
     """All changes that were simulated."""
     shortened_from: int | None = None
-    """`max_model_len` in the question, with which the server would not start; None if it starts."""
+    """The asked `max_model_len`, if the server does not start with it; None if it starts."""
     bound: str = ""
     """Sentence on simulations that were omitted because they take long; empty if none was."""
 
@@ -181,7 +181,7 @@ def command_dict(server: SearchedServer) -> dict[str, Any]:
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
-    """Return prediction intervals for JSON, by figure."""
+    """Return prediction intervals for JSON, by figure; those of a figure that is NaN are left out."""
     return {name: [low, high] for name, (low, high) in band.items() if not math.isnan(low)}
 
 
@@ -200,7 +200,6 @@ def remedy_dict(remedy: Remedy) -> dict[str, Any]:
 
 
 def _verdict(answer: Answer) -> str:
-    """Describe whether the load fits. If it does not, describe which load fits and which conditions are missed."""
     if answer.outcome.error:
         return f"No: {answer.outcome.error}"
     users, longest = answer.load.users, answer.server.length_limit.value

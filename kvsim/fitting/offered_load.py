@@ -29,7 +29,7 @@ _LEAST_REQUESTS = 200
 _MOST_REQUESTS, _MOST_TOKENS = 20_000, 4_000_000
 """Maximum numbers of requests and of output tokens of a load that is repeated until its rate settles."""
 _MOST_AT_ONCE = 8
-"""Maximum factor by which a load is made longer at once."""
+"""Largest factor by which a load is made longer after one simulation."""
 _ENOUGH = 6.0
 """Duration of the arrivals that a longer load aims for, as a multiple of the mean running time of a request."""
 _UNIT_TOKENS = 16
@@ -66,7 +66,7 @@ class Load:
         return replace(self, workload=self.workload.scaled_rate(factor), asked_rate_per_s=asked)
 
     def longer(self, part: SteadyPart) -> Load | None:
-        """Return a longer load if the steady part of its run, `part`, is too short.
+        """Return a longer load if `part`, the steady part of a run of this load, is too short to judge the server.
 
         Return None if it is long enough, or if the load already has the maximum length.
         """
@@ -98,11 +98,11 @@ def requests_for(users: int) -> int:
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """Return at least `num_requests` requests: the first of `workload`, or all its requests in several repetitions.
+    """Return at least `num_requests` requests: the first ones of `workload` or, if it has fewer, its requests several
+    times in turn.
 
-    Sessions are never cut, so there may be more requests than asked for. A prefix that only one prompt has is new in
-    every repetition. A prefix of several prompts, such as a system prompt, is shared by all repetitions. The same is
-    true of images.
+    Sessions are never cut, so there may be more requests than asked for. A prefix or an image that only one prompt has
+    is new in every repetition. One that several prompts have, such as a system prompt, is shared by all repetitions.
     """
     if num_requests <= len(workload) and workload.turns is None:
         return workload.head(num_requests)
@@ -151,7 +151,9 @@ def _images_again(workload: Workload, rows: Column, times: Column) -> Images | N
 
 
 def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
-    """Return the rows of whole sessions with at least `num_requests` requests, and the repetition of each row."""
+    """Return the rows of whole sessions with at least `num_requests` requests, and for each row the number of its
+    repetition, from 0.
+    """
     session = turns.session
     size = np.bincount(session)
     whole, rest = divmod(num_requests, len(turns))
@@ -176,7 +178,9 @@ def _again(turns: Turns, rows: Column, times: Column) -> Turns:
 
 
 def steady(load: Load, measured: Measured, part: SteadyPart) -> npt.NDArray[np.int64]:
-    """Return the rows of the finished requests that arrived after the warm-up and before the load ends."""
+    """Return the rows in `measured.requests` of the finished requests after the warm-up. In a closed loop, the last
+    requests of the users are left out, too.
+    """
     requests = measured.requests
     order = np.argsort(requests.arrival_s, kind="stable")
     rows: npt.NDArray[np.int64] = order[requests.status[order] == RequestStatus.FINISHED]

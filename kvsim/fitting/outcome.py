@@ -37,7 +37,9 @@ _FEWEST_WAITS = 8
 _HOPELESS = 0.5
 """Seconds by which the queueing time grows each second, above which the load is not repeated to let its rate settle."""
 _IDLE = 0.05
-"""Largest share of all requests at which replicas with too few requests for a rate are left out of it."""
+"""Largest share of all requests that replicas with too few requests for a rate may have together, to be left out when
+the rate is judged.
+"""
 _PRICE = 1.5
 """Smallest ratio of the new latency to the old one with which the latency is mentioned as the price of a change."""
 _LESS = 0.05
@@ -88,7 +90,7 @@ class Outcome:
     limit: Limit | None = None
     shares: TimeShares | None = None
     label: str = ""
-    """Source of the step times, in words."""
+    """Source of the step times, in words; empty without a simulation."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures for JSON."""
@@ -138,11 +140,11 @@ def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto",
 def _runs(
     load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options
 ) -> tuple[list[Measured], list[Summary]]:
-    """Simulate `load`. Return the measurements of the servers that answer, and the summaries of those whose queues
+    """Simulate `load`. Return the results of the servers that answer, and the summaries of the servers whose queues
     count.
 
-    Without prefill servers, these are the same servers. With prefill servers, the decode servers answer. Then only the
-    queues of the prefill servers count, because requests at a decode server also wait for the transfer of their KV.
+    Without prefill servers, these are the same servers. With prefill servers, the decode servers answer, and only the
+    queues of the prefill servers count: requests at a decode server also wait for the transfer of their KV.
     """
     if servers is None:
         run = measure(load.workload, policy, machine, **options)
@@ -164,10 +166,10 @@ def _least_steady(runs: Sequence[Measured]) -> SteadyPart:
 def _rates(
     runs: Sequence[Measured], parts: Sequence[SteadyPart], duration_s: float, *, in_parts: bool
 ) -> tuple[float, float]:
-    """Return output tokens and finished requests per second of all replicas.
+    """Return output tokens per second and finished requests per second of all replicas.
 
-    If `in_parts` is True and all busy replicas have settled, the rate of a replica is that of its steady part.
-    Otherwise it is the rate over the whole run.
+    If `in_parts` and all busy replicas have settled, the rate of a replica is that of its steady part. Otherwise it is
+    the rate over the whole run.
     """
     totals = np.array([(run.summary.output_tokens, run.summary.num_finished) for run in runs])
     rates = totals / duration_s if duration_s else np.full(totals.shape, np.nan)
@@ -179,8 +181,8 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas with enough requests for a rate. Return all replicas if the others have more than `_IDLE`
-    requests.
+    """Return the replicas with enough requests for a rate; all replicas if the others have more than the share `_IDLE`
+    of the requests.
 
     A router may send nearly all requests of a light load to its first servers. It would then take hours of simulation
     until the last servers have enough requests.

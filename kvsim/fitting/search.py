@@ -60,13 +60,15 @@ _MOST_RANK_STEPS = 250_000
 """Maximum number of steps of ranks that wait for each other, over all ranks and runs of a fit: about a minute on two
 cores.
 
-The clock stops at each of these steps, so they take much longer than the steps of separate servers.
+The simulation's clock stops at each of these steps, so they take much longer than the steps of separate servers.
 """
 _RUNS_TO_LARGEST = 40
 """Estimated number of simulations in the search for the largest load."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
-"""Largest number of output tokens for which splits are tried, which take about ten times as long to simulate."""
+"""Largest number of output tokens of a load for which splits into prefill and decode servers are tried. Such servers
+take about ten times as long to simulate.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,9 +164,8 @@ class Search:
     def band(
         self, server: SearchedServer, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
     ) -> dict[str, tuple[float, float]]:
-        """Return the prediction interval of each figure of `outcome`; empty if it has an error.
-
-        `least` is as in `with_bands`.
+        """Return the prediction interval of each figure of `outcome`; empty if `outcome` has an error. `least` is as in
+        `with_bands`.
         """
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
 
@@ -179,9 +180,10 @@ def splits_are_tried(server: SearchedServer, load: Load) -> bool:
 
 
 def affordable(server: SearchedServer, before: Outcome, most: int, *, find_largest: bool) -> tuple[int, bool]:
-    """Return how many of `most` changes to simulate, and whether to search the largest load, within about a minute.
+    """Return how many of `most` changes to simulate, and whether to search for the largest load, so that all runs take
+    about a minute.
 
-    Only servers with replicas and ranks that share experts are limited. `before` is the outcome of one run.
+    Only servers with replicas, and ranks that share experts, are limited. `before` is the outcome of one run.
     """
     num_runs = most + _RUNS_TO_LARGEST
     if server.replicas > 1:
@@ -225,7 +227,7 @@ def _order(remedy: Remedy) -> tuple[Any, ...]:
 
 
 def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Remedy]:
-    """Return the remedies with a smaller shortfall than `before`, best first.
+    """Return the remedies with a clearly smaller shortfall than `before`, best first, at most `_SHOWN`.
 
     If the load fits already, return those with more output or much shorter end-to-end times.
     """
@@ -261,7 +263,8 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def spread_of(label: str) -> dict[str, float]:
-    """Return half the width of the 80 % interval of each figure, as a share of the figure.
+    """Return half the width of the 80 % interval of each figure, as a share of the figure, by the names of the table of
+    known errors.
 
     `label` is that of the step times. The result is empty if their error was never measured.
     """
@@ -270,7 +273,9 @@ def spread_of(label: str) -> dict[str, float]:
 
 
 def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[SearchedServer, Load, float]]:
-    """Return two points with step times longer and shorter by their known error; empty if no error is known."""
+    """Return two arguments for `Search.outcomes`, with step times longer and shorter by their known error; none if no
+    error is known.
+    """
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
     return [(server, load, 1 + away), (server, load, max(1 - away, 0.1))]

@@ -88,16 +88,16 @@ class SearchedServer(ABC):
     @property
     @abstractmethod
     def memory(self) -> MemoryManager:
-        """Kind of memory of the simulated engine, by which machine code is chosen."""
+        """Kind of memory of the simulated engine, on which its machine code depends."""
 
     @property
     def full_words(self) -> str:
-        """Clause that says when requests wait for memory."""
+        """End of a sentence about requests in the pool, which says when others wait for memory."""
         return ", and are full"
 
     @property
     def caveat(self) -> str:
-        """Sentence about parts of this engine that were never measured; empty if all were."""
+        """Sentence about what was never measured of this engine; empty if all was."""
         return ""
 
     @property
@@ -107,7 +107,7 @@ class SearchedServer(ABC):
 
     @property
     def starts(self) -> bool:
-        """True if `command` can be run: a checkpoint with the server's type of weights is known."""
+        """True if a checkpoint with the server's type of weights is known, so that `command` can be run."""
         return checkpoint_of(self.model, self.name) is not None
 
     @property
@@ -129,7 +129,7 @@ class SearchedServer(ABC):
         return replace(self, **fields)
 
     def starting(self) -> Self:
-        """Return this server with the settings that the engine reduces itself to when it starts.
+        """Return this server with the settings with which it starts. An engine may reduce some limits to what fits.
 
         Raises:
             BudgetError: no memory is left for the cache.
@@ -171,5 +171,5 @@ class SearchedServer(ABC):
 
 
 def fleet_words(replicas: int) -> str:
-    """Describe `replicas` equal servers; empty for one server."""
+    """Describe `replicas` equal servers behind one queue; empty for one server."""
     return f"{replicas} servers behind one queue" if replicas > 1 else ""

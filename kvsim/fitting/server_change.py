@@ -54,7 +54,7 @@ class CandidateChanges(NamedTuple):
     """Changes of a server that are tried, by kind."""
 
     splits: Sequence[ServerChange]
-    """Splits of the same number of servers into other numbers of prefill and decode servers."""
+    """Other divisions of the same number of servers into prefill and decode servers."""
     settings: Sequence[ServerChange]
     limits: tuple[Sequence[ServerChange], Sequence[ServerChange]]
     """Limits of running requests, and limits of tokens in one step. One of each is combined to a pair."""

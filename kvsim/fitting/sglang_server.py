@@ -110,7 +110,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     @property
     def full_words(self) -> str:
-        """Clause that says when requests wait for memory."""
+        """End of a sentence about requests in the pool, which says when others wait for memory."""
         return (
             "; a request waits until there is room for its prompt, its whole limit, and the share of the running "
             "answers that admission expects (schedule_conservativeness)"
@@ -123,7 +123,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     @property
     def memory(self) -> MemoryManager:
-        """Kind of memory of the simulated engine, by which machine code is chosen."""
+        """Kind of memory of the simulated engine, on which its machine code depends."""
         return memory_of(self.policy())
 
     @property

@@ -26,7 +26,8 @@ _SAME = 0.02
 def splits_words(server: SearchedServer, load: Load, outcome: Outcome, goal: Goal, tried: Sequence[Remedy]) -> str:
     """Describe in a sentence the best split into prefill and decode servers, compared with equal servers.
 
-    `outcome` is that of `server`, and `tried` has its simulated changes. The text is empty if none of these is a split.
+    `outcome` is that of `server`, and `tried` has its simulated changes. The text is empty if none of these is a split,
+    or if there is nothing to compare it with.
     """
     if tried and server.replicas > 1 and not splits_are_tried(server, load):
         return (

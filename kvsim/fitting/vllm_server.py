@@ -100,11 +100,11 @@ class Server(SearchedServer, ContinuousSettings):
 
     @property
     def memory(self) -> MemoryManager:
-        """Kind of memory of the simulated engine, by which machine code is chosen."""
+        """Kind of memory of the simulated engine, on which its machine code depends."""
         return TIERED if self.cache.kv_offloading_size > 0 else PAGED
 
     def on_gpu(self, gpu: Gpu) -> Self:
-        """Return this server on another GPU. Its times get no factors, because that GPU has no recording."""
+        """Return this server on another GPU. Factors and step times that belong to the former machine are dropped."""
         return replace(self, gpu=gpu, times=None, pace=TYPICAL)
 
     def num_requests_of(self, num_tokens: int) -> int:

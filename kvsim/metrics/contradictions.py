@@ -49,7 +49,7 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
 
 
 def _check_free_units(recording: Recording, free: IntArray, file: Path) -> None:
-    """Check the column `free_units` of the steps. `free` has the number of free units in the frame of each step."""
+    """Check the column `free_units` of the steps against `free`, the number of free units in the frame of each step."""
     steps = recording.steps
     compared = np.flatnonzero((steps.free_units >= 0) & ~_has_later_releases(recording))
     agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
@@ -70,7 +70,7 @@ def _has_later_releases(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray, file: Path) -> None:
-    """Check the columns with running requests, waiting requests and free units after outputs.
+    """Check the columns with running requests, waiting requests and free units after each output.
 
     `free` has the number of free units in each gap.
     """
@@ -188,9 +188,8 @@ class _UnitContents:
         self._position = np.full(replay.ledger.end_of_pool, -1, np.int32)
 
     def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check the units that the rows of `part` share, and update the last writer of each unit.
-
-        `kind` is that of each row.
+        """Check the units that rows of `part` share, and update the last writer of each unit. `kind` has the kind of
+        each row.
         """
         memory = self._memory
         request = memory.request[part.row]
@@ -218,10 +217,10 @@ class _UnitContents:
         self._position[part.unit[written]] = position[written]
 
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
-        """Return the hash of each request's prompt up to the end of the unit at `position`; and True if the prompt has
-        one.
+        """Return two arrays: the hash of each prompt up to the end of the unit at `position`, and True where the prompt
+        has this hash.
 
-        `row` is the memory row, for errors.
+        `row` has the rows of the memory table, from which the KV-cache groups follow.
         """
         group = 0 if self._memory.group is None else self._memory.group[row]
         # The hash of a unit is that of its last tokens, since hashes are chained.

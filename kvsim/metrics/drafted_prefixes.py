@@ -29,7 +29,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class CachedTokens(NamedTuple):
-    """Numbers of a request's tokens at the moment when it releases units: int64, one entry for each release."""
+    """Numbers of tokens of requests that release units: int64, one entry for each release."""
 
     least: Tokens
     """Smallest possible number of tokens in the prefix cache."""
@@ -45,8 +45,8 @@ def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntAr
     """Return how many tokens each request has in the prefix cache when one of `rows` of `memory.parquet` releases its
     units.
 
-    `previous_end` has, for each row, the last step of the request before it released all its memory the previous time;
-    -1 if it never did. `release` is the version of vLLM.
+    `previous_end` has, for each row, the last step before the previous time at which the request released all its
+    memory; -1 if there was none. `release` is the version of vLLM.
     """
     if not len(recording.schedule):
         return CachedTokens(*(np.zeros(len(rows), np.int64),) * 4)
@@ -89,9 +89,8 @@ def _caches_outputs(meta: Meta, release: str) -> bool:
 
 
 class _LastSteps(NamedTuple):
-    """The last step of a request before it releases units, and the outputs in flight at the release.
-
-    One entry for each release.
+    """Last step of a request before a release of units, and the outputs in flight at the release: one entry for each
+    release.
     """
 
     is_there: Flags
@@ -164,7 +163,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def _end(recording: Recording, row: IntArray) -> Tokens:
-    """Return the number of computed tokens after each schedule row. With drafts, a row is one step."""
+    """Return the number of computed tokens after each schedule row; with drafts, a row is one step."""
     schedule = recording.schedule
     return schedule.computed_before[row].astype(np.int64) + schedule.tokens[row]
 

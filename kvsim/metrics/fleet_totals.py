@@ -61,9 +61,9 @@ class FleetTotals:
     most_duplicate_bytes: int
     """Largest number of bytes of cached prefixes beyond one copy in a sample."""
     num_prefill: int = 0
-    """Number of servers, or of their ranks, that only compute prompts. 0 if all servers decode.
+    """Number of servers, or of their ranks, that only compute prompts; 0 if all servers decode.
 
-    If there are such servers, only their prefix hits are counted.
+    If it is above 0, only the prefix hits of these servers are counted.
     """
     fetched_bytes: int = 0
     """Bytes of KV per GPU that decode servers fetched from prefill servers."""
@@ -74,9 +74,8 @@ class FleetTotals:
     do not wait for each other.
     """
     store: Mapping[str, int] | None = None
-    """Numbers of blocks that the prefix store of all servers loaded, wrote, evicted, held at most, and can hold.
-
-    None without a store.
+    """Numbers of blocks of the prefix store that all servers share: loaded, written, evicted, held at most, and its
+    capacity. None without a store.
     """
 
     def as_dict(self) -> dict[str, Any]:
@@ -156,7 +155,9 @@ def _prefix_hits(meta: Meta, summaries: Sequence[Summary], requests: Sequence[Re
 
 
 def _imbalance(summaries: Sequence[Summary]) -> float:
-    """Return the computed tokens of the busiest server, divided by the mean over the servers."""
+    """Return the computed tokens of the busiest server, divided by the mean over the servers; NaN if none
+    computed any.
+    """
     computed = np.array([summary.computed_tokens for summary in summaries], np.int64)
     return float(computed.max() / computed.mean()) if computed.any() else np.nan
 

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gaps:
-    """Gaps: times from the output of a step to the beginning of the next step, if no step is in flight in between.
+    """Times from the output of a step to the beginning of the next step, if no step is in flight in between.
 
-    One entry for each gap, in order of time.
+    Each array has one entry for each gap, in order of time.
     """
 
     step: IntArray
@@ -70,7 +70,7 @@ class Gaps:
     def over_time(self, recording: Recording | Outline, name: str) -> tuple[FloatArray, IntArray]:
         """Return `num_scheduled`, `running` or `waiting` over time, as two arrays: times in seconds, and values.
 
-        Each value is valid from its time to the next time. The last value is 0, from the end of the last step on.
+        A value holds from its time to the next time. The last value is 0, from the end of the last step on.
         """
         steps = recording.steps
         time_s, counts = self.joined(steps, steps[name].astype(np.int64), getattr(self, name))
@@ -81,7 +81,7 @@ class Gaps:
     def joined(
         self, steps: Steps, of_steps: npt.NDArray[Any], of_gaps: npt.NDArray[Any]
     ) -> tuple[FloatArray, npt.NDArray[Any]]:
-        """Return a figure over time, as two arrays: times in seconds, and values. Each is valid from its time to the
+        """Return a figure over time, as two arrays: times in seconds, and values. A value holds from its time to the
         next time.
 
         `of_steps` has the figure while each of `steps` is the newest, and `of_gaps` the figure in each gap. After the
@@ -103,8 +103,8 @@ def _with_arrivals_in_gaps(
 ) -> tuple[FloatArray, IntArray]:
     """Return the number of requests that wait for a static batch over time, with the changes inside the gaps.
 
-    Requests that arrive in a gap wait for a batch to begin, and may leave before it begins. `time_s` and `waiting` are
-    the numbers without these changes. The result has the same form.
+    Requests that arrive in a gap wait for a batch to begin, and may leave before. `time_s` and `waiting` are the
+    numbers without these changes. The result has the same form.
     """
     requests = recording.requests
     waited = requests.status != RequestStatus.REFUSED
@@ -123,7 +123,7 @@ def _with_arrivals_in_gaps(
 
 
 def _arrived(recording: Recording, step: IntArray) -> IntArray:
-    """Count the requests that join the queue between the schedule and the output of each step in `step`."""
+    """Count, for each of `step`, the requests that join the queue between its schedule and its output."""
     requests, steps = recording.requests, recording.steps
     arrival_seq = np.sort(requests.arrival_seq[requests.status != RequestStatus.REFUSED])
     scheduled, processed = (
@@ -133,7 +133,7 @@ def _arrived(recording: Recording, step: IntArray) -> IntArray:
 
 
 def _chosen_before_output(replay: Replay) -> IntArray:
-    """Count the requests that are admitted between the schedule and the output of each step of the recording.
+    """Count, for each step of the recording, the requests that are admitted between its schedule and its output.
 
     With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill before the output of the prefill before it, and
     launches it after that output. The chosen requests hold memory in between.
@@ -147,8 +147,8 @@ def _chosen_before_output(replay: Replay) -> IntArray:
 
 
 def _ended(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Count, for each step, the running and the waiting requests that end with an output before the next step is
-    scheduled.
+    """Return two counts for each step: the running and the waiting requests that end with an output before the next
+    step is scheduled.
 
     A preempted request waits, and may end with an output that was in flight.
     """

@@ -33,7 +33,7 @@ _PAIRS_AT_ONCE = 1 << 21
 def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
     """Return the totals of a pool with several KV-cache groups at every frame, in slots of one byte.
 
-    `free`, `cached` and `unusable` are numbers of slots at every frame, which the result has too.
+    `free`, `cached` and `unusable` are numbers of slots at every frame, which are part of the result.
     """
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
@@ -96,7 +96,9 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """All allocations and releases, by block and then by time, each with how many tables then hold the block."""
+    """All allocations and releases of blocks, sorted by block and by time, with the number of tables that hold the
+    block afterwards.
+    """
 
     address: IntArray
     seq: IntArray
@@ -104,7 +106,7 @@ class _Holders:
     """Number of tables that hold the block after the allocation or release."""
     group: IntArray
     order: npt.NDArray[np.int32]
-    """Number of each allocation or release in the order of the recording."""
+    """Place of each allocation or release in the order of the recording."""
 
     @classmethod
     def of(cls, replay: Replay) -> _Holders:
@@ -161,9 +163,8 @@ def _expired(
 
 
 def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers) -> Numbers:
-    """Return, for each of `extents`, the first frame at which a token of its block has expired in its table.
-
-    It is the frame of the release if none expires before.
+    """Return, for each of `extents`, the first frame at which a token of its block has expired in its table; the frame
+    of the release if none expires before.
     """
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:
@@ -195,10 +196,11 @@ def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame:
 def _expired_in_block(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Find, for each block and frame, how many tokens or states no table needs any more. Return frames and numbers.
+    """Count, for each block and frame, the tokens or states that no table needs any more. Return the frames and the
+    counts.
 
-    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame: how many the table
-    does not need. The result has the smallest amount of all tables; 0 if another table needs the whole block.
+    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame: how many tokens this
+    table does not need. The count is the smallest amount of all tables; 0 if another table needs the whole block.
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PrefixHits(NamedTuple):
-    """Numbers of prompt tokens: looked up in the prefix cache, and found in it."""
+    """Numbers of prompt tokens that were looked up in the prefix cache, and that were found in it."""
 
     queried_tokens: int
     hit_tokens: int
@@ -27,7 +27,7 @@ class PrefixHits(NamedTuple):
 
 
 def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
-    """Count the prefix hits of `requests`. Each prompt counts once, when its request was first scheduled.
+    """Count the prefix hits of `requests`. Each prompt counts once, when its request is first scheduled.
 
     vLLM counts in the same way from 0.27 on. Earlier releases count a prompt again at every look-up that admits
     nothing.

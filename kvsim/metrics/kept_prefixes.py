@@ -78,7 +78,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
-    """Check that finished requests leave all their full pages in SGLang's tree, and retracted ones at most their full
+    """Check that a finished request leaves all its full pages in SGLang's tree, and a retracted one at most its full
     pages.
 
     In a pool with windows, a finished request may leave fewer: only the pages up to the end of a hit whose windows were
@@ -107,8 +107,7 @@ def _release_of(recording: Recording) -> str:
 
 
 def _keeps_all(size: IntArray, aligned: int, rules: ReleaseRules) -> npt.NDArray[np.bool_]:
-    """Tell, for each block size, whether the release caches blocks of windows of that size even if no hit can need
-    them.
+    """Tell, for each block size, whether the release also caches blocks of windows that no hit can need.
 
     `aligned` is the common boundary of all groups, in tokens.
     """
@@ -131,8 +130,8 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
     """Return the smallest and the largest possible number of tokens in the prefix cache when each of `rows` releases
     units.
 
-    A step caches the tokens that it computes. A token whose value is the output of an earlier step is cached only when
-    this output has come. A request that recomputes known tokens waits for no output.
+    A step caches the tokens that it computes. A token that is the output of an earlier step is cached only when this
+    output has come. A request that recomputes known tokens waits for no output.
     """
     recording, meta = replay.recording, replay.recording.meta
     request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
@@ -180,10 +179,11 @@ def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, pre
 def _loaded_but_not_cached(
     replay: Replay, request: IntArray, seq: IntArray, upto: IntArray
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return two arrays about each request's latest load before `seq`: its tokens, and whether they may be cached.
+    """Return two arrays about each request's latest load before `seq`: the number of loaded tokens that no step has
+    used, and whether they may be cached.
 
-    Loaded blocks are cached in the first step after the end of their load is reported. The tokens are 0 if a step has
-    used the load. They may be cached if the end was reported before `seq`. `upto` is the last step before the release.
+    Loaded blocks are cached in the first step after the end of their load is reported, so they may be cached if the end
+    was reported before `seq`. `upto` is the last step before the release.
     """
     transfers = replay.recording.transfers
     if transfers is None or not len(transfers):
@@ -199,7 +199,9 @@ def _loaded_but_not_cached(
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
-    """Count each request's steps up to `upto` that give an output, but whose output comes after `seq` `moment`."""
+    """Count, for each request, the steps up to `upto` whose output comes after the event number `moment`. Steps that
+    give no output do not count.
+    """
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
     reached = TokenSteps.of(recording.schedule, recording.requests.prompt_tokens)
@@ -210,7 +212,9 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the last step of each request before it last released all its memory before `seq`; -1 if it never did."""
+    """Return, for each request, the last step before it released all its memory the last time before `seq`; -1 if it
+    never did.
+    """
     memory, ends = recording.memory, recording.memory.ends
     key = sort_key(memory.request[ends], memory.seq[ends])
     ends, key = ends[np.argsort(key)], np.sort(key)

@@ -61,7 +61,7 @@ STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
 Any two colours differ by 8 of 100 steps of CIE L*, and for colour-blind readers by 16 or more in CIE 1976 Lab.
 """
 _SCATTERING: Final = (Paged.name, Radix.name)
-"""Policies under which a request's units may be anywhere in the pool."""
+"""Policies under which the units of one request may be anywhere in the pool."""
 
 
 def tells_owners(recording: Recording) -> bool:

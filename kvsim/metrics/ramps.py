@@ -26,8 +26,8 @@ def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:
 def running_sum(num_frames: int, *changes: tuple[IntArray, IntArray]) -> npt.NDArray[np.int64]:
     """Return, for every frame, the sum of all amounts that were added at this frame or before.
 
-    Each of `changes` is a pair of arrays: frames, and the amounts to add at them. Changes after the last frame are
-    ignored.
+    Each of `changes` is a pair of arrays: frames, and the amounts to add at these frames. Changes after the last frame
+    are ignored.
     """
     total = np.zeros(num_frames + 1, np.int64)
     for frames, amounts in changes:
@@ -80,7 +80,8 @@ class Ramps:
     def total_between(
         self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return, for every frame, the number of computed tokens at positions [low, high), summed over all requests.
+        """Return, for every frame, the number of computed tokens at positions [low, high) of their request, summed over
+        all requests.
 
         `low`, `high` and `weight` have an entry for each request. Each of its tokens counts `weight` times; None: once.
         """

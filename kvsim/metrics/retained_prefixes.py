@@ -1,4 +1,5 @@
-"""Check of cached blocks of windows and states, for vLLM releases that keep them only for hits with certain ends.
+"""Check of cached blocks of windows and states, for vLLM releases that keep such blocks only where certain hits may
+end.
 
 Since vLLM 0.30 a request keeps the blocks before two positions: the last block boundary of its prompt, and its
 junction. The junction is the end of the prefix that full-attention layers had cached when the request was admitted, if
@@ -25,7 +26,7 @@ from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
 
 SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
-"""Kinds of KV-cache groups that may keep blocks for hits at only some boundaries."""
+"""Kinds of KV-cache groups that may keep blocks at only some boundaries."""
 _UNKNOWN = -1
 _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
@@ -78,7 +79,7 @@ class _ReleasedBlocks(NamedTuple):
     def kept(
         self, recording: Recording, group: KVCacheGroup, *, drops: bool, ends_below: bool
     ) -> npt.NDArray[np.bool_]:
-        """Tell which blocks a hit needs that ends with the prompt or at the junction.
+        """Tell which blocks are needed by a hit that ends with the prompt or at the junction.
 
         Args:
             recording: the recording.
@@ -106,9 +107,11 @@ class _ReleasedBlocks(NamedTuple):
         self, recording: Recording, group: KVCacheGroup, kept: npt.NDArray[np.bool_],
         least: IntArray, most: IntArray, file: Path,
     ) -> None:  # fmt: skip
-        """Check that prefix hits, and full blocks that are in `kept`, stay cached, and that no other blocks do.
+        """Check that a block stays cached if it was a prefix hit or is a full block in `kept`, and that no other block
+        does.
 
-        `least` and `most` are bounds on the number of cached tokens. They determine which blocks are full.
+        `least` and `most` are bounds on the number of cached tokens of the request, by row. They determine which blocks
+        are full.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
@@ -123,10 +126,11 @@ class _ReleasedBlocks(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, residency: IntArray) -> npt.NDArray[np.int64]:
-    """Return the number of tokens before the junction of each residency; 0 for none.
+    """Return the number of tokens before the junction of each residency: 0 for none, `_UNKNOWN` if the recording does
+    not show it.
 
-    The number is `_UNKNOWN` if the recording does not show it. A residency is the time from an admission of a request
-    to the release of its memory. `residency` has the index of each extent's residency.
+    A residency is the time from an admission of a request to the release of its memory. `residency` has the index of
+    each extent's residency.
     """
     held, pool, hashes = tables.residencies, recording.meta.pool, recording.requests.prompt_hashes
     junctions = np.full(len(held.request), _UNKNOWN)
@@ -169,13 +173,13 @@ class _ScheduleMoments:
     def moment(self, step: IntArray, row: IntArray) -> npt.NDArray[np.int64]:
         """Return the moment at which `step` schedules `row`.
 
-        A row that began in an earlier step, or is -1, comes before all rows that begin in `step`.
+        If `row` is -1 or began in an earlier step, this is a moment before all rows that begin in `step`.
         """
         begins = (row >= 0) & (self._schedule.step[row] == step)
         return np.asarray(np.where(begins, 2 * row + 1, 2 * np.searchsorted(self._schedule.step, step)))
 
     def row_in(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the schedule row of each request that covers its `step`; -1 if none does."""
+        """Return the schedule row of each request that covers the request's `step`; -1 if none does."""
         row = self._by_request.newest(request, step + 1)
         schedule = self._schedule
         is_there = (schedule.request[row] == request) & (step < schedule.step[row] + schedule.repeats[row])
@@ -197,7 +201,9 @@ class _CachedTimes(NamedTuple):
     def of(
         cls, recording: Recording, tables: Holdings, residency: IntArray, group: int, moments: _ScheduleMoments
     ) -> _CachedTimes:
-        """Collect, for the blocks of prompts, the moments at which a step fills each, and at which each is evicted."""
+        """Collect, for the blocks of prompts, the moments at which a step fills each block, and at which each is
+        evicted.
+        """
         memory, hashes = recording.memory, recording.requests.prompt_hashes
         size = recording.meta.pool.groups[group].block_size
         extents = np.flatnonzero((tables.group == group) & (memory.kind[tables.birth_row] == MemoryKind.APPEND))
@@ -234,7 +240,7 @@ def _filled(
 ) -> npt.NDArray[np.int64]:
     """Return the moment at which each of `extents` enters the cache; `_UNKNOWN` if it never does.
 
-    It is the first step of the extent's residency that computes tokens up to the next common boundary of all groups.
+    It is in the first step of the extent's residency that computes tokens up to the next common boundary of all groups.
     `size` is the number of tokens in an extent.
     """
     schedule, held, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens

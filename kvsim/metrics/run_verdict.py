@@ -32,12 +32,12 @@ class Limit(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunVerdict:
-    """Verdict on a run: whether it went well, and the limit that kept it from doing so."""
+    """Verdict on a run: whether it went well, and if not, the limit that held it back."""
 
     is_good: bool
     """True if all requests were served, no request was preempted, and no limit made requests wait."""
     limit: Limit | None
-    """Limit for which most requests waited; None if few requests waited, or if it is unknown."""
+    """Limit for which most requests waited; None if few requests waited, or if it is unknown for what."""
     sentence: str
 
     def as_dict(self) -> dict[str, bool | str | None]:
@@ -56,10 +56,10 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 
 def limit_of(summary: Summary) -> Limit | None:
-    """Return the limit for which most requests waited, as a mean over time. None if few requests waited, or if it is
-    unknown.
+    """Return the limit for which most requests waited, as a mean over time. If requests were preempted or aborted, it
+    is memory in any case.
 
-    If requests were preempted or aborted, it is memory in any case.
+    Return None if few requests waited, or if it is unknown for what.
     """
     if summary.num_preemptions or summary.num_aborted:
         return Limit.MEMORY
@@ -76,7 +76,6 @@ def limit_words(limit: Limit | None) -> str:
 
 
 def _cause(summary: Summary, limit: Limit | None) -> str:
-    """Return a sentence about the limit that held requests back, and about its effect."""
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
         return f"Memory is short: {_shortage(summary)}."
@@ -96,7 +95,6 @@ def _cause(summary: Summary, limit: Limit | None) -> str:
 
 
 def _shortage(summary: Summary) -> str:
-    """Return a clause about the effect of the lack of memory."""
     if summary.num_preemptions:
         often = f" ({60 * summary.num_preemptions / summary.duration_s:,.0f} a minute)" if summary.duration_s else ""
         vain = f"{100 * summary.vain_tokens / summary.computed_tokens:.0f} % of all tokens were computed in vain"

@@ -28,7 +28,9 @@ NONE = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SessionTurns(ColumnTable):
-    """Table of the requests of a run with sessions. Other requests are named by their rows in `requests`."""
+    """Table with one row for each request of a run with sessions. Requests are identified by their row in
+    `requests`.
+    """
 
     name: ClassVar[str] = "turns"
 
@@ -46,16 +48,15 @@ class SessionTurns(ColumnTable):
     lost_tokens: IntArray = column("int32")
     """Number of history tokens, in full blocks, that had been computed before and were computed again."""
     evicted_s: FloatArray = column("float64")
-    """Time in seconds at which the first lost block was evicted.
-
-    NaN if no block was lost, or if no eviction explains the loss.
+    """Time in seconds at which the first lost block was evicted; NaN if no block was lost, or if no eviction explains
+    the loss.
     """
     evicted_for: IntArray = column("int32")
     """Row of the request for which the first lost block was evicted; -1 if `evicted_s` is NaN."""
 
 
 class TurnFigures(NamedTuple):
-    """Sums over the turns with one number, for example over the second turns of all sessions."""
+    """Sums over all turns of one number, for example over the second turns of all sessions."""
 
     turn: str
     """Number of the turn, from 1; "8+" for the 8th and all later turns."""
@@ -69,7 +70,8 @@ class TurnFigures(NamedTuple):
 
 
 def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
-    """Return, for each request, the number of history tokens that were computed before in full units, but were no hit.
+    """Return, for each request, the number of history tokens in full units that had been computed before but were no
+    hit.
 
     It is 0 without sessions. `unit_tokens` is the number of tokens in a unit.
     """
@@ -139,7 +141,8 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return, for each turn, the time in seconds at which its first lost block was evicted, and for which request.
+    """Return, for each turn, the time in seconds at which its first lost block was evicted, and the request for which
+    it was evicted.
 
     With several KV-cache groups, a hit ends at the first block that any group lacks. If several groups lack it, the
     latest eviction counts. `lost` has the lost tokens of each request.
@@ -175,7 +178,7 @@ def _block_sizes(recording: Recording) -> list[int]:
 
 
 class _Evictions(NamedTuple):
-    """Evictions, sorted by the key and the KV-cache group of the evicted block, and then by time."""
+    """Evictions of blocks, sorted by the key and the KV-cache group of the block, and then by time."""
 
     key: npt.NDArray[np.int64]
     """Key of the block's prefix times `num_groups`, plus the number of its group: a single number to search for."""

@@ -33,7 +33,9 @@ class WasteShares:
     pool_percent: FloatArray
     """Percentage of the pool's slots in each state: float64[8], sum 100."""
     allocated_percent: FloatArray
-    """Percentage in each state of the slots that live sequences requested and hold: float64[8], sum 100."""
+    """Percentage in each state of the slots that live sequences requested and hold: float64[8], sum 100; 0 in states of
+    free slots.
+    """
 
     @property
     def paper_percent(self) -> dict[str, float]:
@@ -60,7 +62,7 @@ def waste_shares(waste: Waste) -> WasteShares:
 
 
 def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
-    """Return the shares of the states in a pool of `capacity` slots, from the mean number of slots in each."""
+    """Return the shares of the states in a pool of `capacity` slots, from the mean number of slots in each state."""
     allocated = np.zeros(NUM_STATES)
     allocated[list(HELD)] = mean_slots[list(HELD)]
     total = allocated.sum()
@@ -73,7 +75,7 @@ def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
 def whole_percents(*parts: float) -> list[int]:
     """Round shares to whole percentages that add up to 100.
 
-    All are rounded down, and the missing percents go to those that lost most.
+    All shares are rounded down, and the missing percents go to the shares that lost most.
     """
     percents = 100 * np.array(parts) / (sum(parts) or 1.0)
     whole = np.floor(percents).astype(int)

@@ -67,7 +67,9 @@ class Waste:
     """Slots in the gaps between steps. None in the result of `with_gaps`, which has the gaps among its rows."""
 
     def with_gaps(self) -> Waste:
-        """Return the slots with a row for each frame, and for each gap whose slots differ from the step before."""
+        """Return the slots with a row for each frame, and a row for each gap whose slots differ from those of the step
+        before it.
+        """
         if self.in_gaps is None:
             return self
         step, slots, held = self.in_gaps.gaps.step, self.in_gaps.slots, self.in_gaps.held
@@ -81,7 +83,9 @@ class Waste:
         )
 
     def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the slots in each state at each time, int64[num_times, 8]; before the first frame, its slots."""
+        """Return the slots in each state at each time: int64[num_times, 8]. Times before the first frame have the slots
+        of the first frame.
+        """
         over_time = self.with_gaps()
         row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
         return np.asarray(over_time.slots[np.maximum(row, 0)])
@@ -125,8 +129,8 @@ def time_mean(time_s: FloatArray, values: IntArray) -> FloatArray:
 def means_between(time_s: FloatArray, values: npt.NDArray[Any], edges_s: FloatArray) -> FloatArray:
     """Return the mean of `values` over time in each interval between consecutive `edges_s`, along the first axis.
 
-    Each value is valid from its entry in `time_s` until the next one. Before the first and after the last, it is 0.
-    Means of columns with a constant sum have the same sum.
+    A value holds from its entry in `time_s` until the next one; before the first and after the last it is 0. Means of
+    columns with a constant sum have the same sum.
     """
     columns = values.reshape(len(values), -1).astype(np.float64)
     area = np.vstack((np.zeros(columns.shape[1]), np.cumsum(np.diff(time_s)[:, None] * columns[:-1], axis=0)))
@@ -157,7 +161,6 @@ def waste(source: Replay | Recording) -> Waste:
 
 
 def _in_gaps(replay: Replay, slots: Numbers, held: Numbers) -> GapSlots:
-    """Count the slots in the gaps between steps. `slots` and `held` are those of the frames."""
     gaps, recording = Gaps.of(replay), replay.recording
     after_schedule, after_output = (
         np.searchsorted(recording.memory.seq, seq[gaps.step], side="right")
@@ -172,9 +175,8 @@ def _in_gaps(replay: Replay, slots: Numbers, held: Numbers) -> GapSlots:
 
 
 def _account(replay: Replay, unusable: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the slots in each state, int64[num_frames, 8], and the held slots, int64[num_frames].
-
-    `unusable` is the result of `_unusable`.
+    """Return the slots in each state, int64[num_frames, 8], and the held slots, int64[num_frames]. `unusable` is as
+    `_unusable` returns it.
     """
     from kvsim.metrics.group_totals import group_totals  # noqa: PLC0415
 
@@ -221,14 +223,18 @@ def _check_totals(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FrameSlots:
-    """Numbers of slots in all block tables at every frame: int64[num_frames]. A shared unit counts once per table."""
+    """Numbers of slots in all block tables together, at every frame: int64[num_frames]. A shared unit counts once per
+    table.
+    """
 
     lengths: npt.NDArray[np.int64]
     """Number of allocated slots."""
     rounding: npt.NDArray[np.int64]
     """Number of allocated slots for which no request asked, because the allocator rounded up."""
     within_full: npt.NDArray[np.int64]
-    """Number of requested slots up to the last token of their request that gets KV, including padding."""
+    """Number of requested slots from the beginning of a table up to the last token of its request that gets KV, padding
+    included.
+    """
     within_pad: npt.NDArray[np.int64]
     """Number of requested slots before the first token of their request: padding."""
 
@@ -291,7 +297,9 @@ class _FrameSlots:
 
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return, for every frame, the number of slots that requests hold, and of free slots with a cached prefix."""
+    """Return two numbers of slots for every frame: those that requests hold, and those that are free with a cached
+    prefix.
+    """
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     memory = replay.recording.memory
     rows, num_frames = np.searchsorted(memory.seq, replay.frame_seq, side="right"), replay.num_frames
@@ -324,10 +332,10 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _add_changes(
     part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
 ) -> None:
-    """Add the change at each frame to `cached`, and correct `held` for units that several requests hold.
+    """Add the change at each frame to `cached`, and correct `held` so that a unit that several requests hold counts
+    once.
 
-    With the corrections, a shared unit counts once. `frame` has, for each row of the memory table, the first frame that
-    shows it.
+    `frame` has, for each row of the memory table, the first frame that shows it.
     """
     takes, is_held = part.until > part.row, part.is_held
     joins = np.flatnonzero(takes & is_held)  # allocations of units that another request holds
@@ -349,7 +357,9 @@ def _add_changes(
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:
-    """Return, per frame, the free slots that the head of the queue cannot use; 0 after the last step."""
+    """Return, for every frame, the number of free slots that the head of the queue cannot use; 0 after the
+    last step.
+    """
     units = replay.recording.steps.unusable_units
     if units is None:
         return np.zeros(replay.num_frames, np.int64)

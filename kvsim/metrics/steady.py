@@ -27,9 +27,10 @@ FEWEST_REQUESTS = 20
 _LIVES = 4.0
 """Smallest time from first to last arrival for a steady rate, in multiples of a request's mean run time."""
 _MANY_LIVES = 40.0
-"""Time from first to last arrival above which a drift is no warm-up, in multiples of a request's mean run time.
+"""Time from first to last arrival above which a drift counts as chance and not as warm-up, in multiples of a request's
+mean run time.
 
-Near its limit, the load of a server drifts by chance.
+The load of a server near its limit drifts by chance.
 """
 _LIVES_IN_A_LOOP = 2.0
 """Smallest time from first to last arrival in a closed loop, in multiples of a request's mean run time.
@@ -45,7 +46,7 @@ _SIGMAS = 2.0
 
 
 class Steadiness(Enum):
-    """Kind of a run by its rate: steady, or the reason why it has no steady rate."""
+    """Whether a run has a steady rate, or the reason why it has none."""
 
     STEADY = "steady"
     SHORT = "too short"
@@ -58,7 +59,9 @@ class Steadiness(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyPart:
-    """Steady part of a run: its time span and rate, or the reason why there is none. Figures are NaN without one."""
+    """Steady part of a run, with its time span and rate; or the reason why there is none. Without a steady part, span
+    and rate are NaN.
+    """
 
     steadiness: Steadiness
     begin_s: float = np.nan
@@ -145,7 +148,9 @@ def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -
 
 
 def _varies(arrival_s: Column) -> bool:
-    """Tell whether arrivals vary: their number in some half or eighth of the time differs by more than chance."""
+    """Tell whether the arrival rate varies: the number of arrivals in some half or eighth of the time differs by more
+    than chance.
+    """
     gaps_s = np.diff(np.sort(arrival_s))
     variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
     for num_parts, alike in ((2, 0.2), (8, 0.4)):
@@ -157,7 +162,9 @@ def _varies(arrival_s: Column) -> bool:
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
-    """Count the output tokens from `low_s` to `high_s`, as if each request's were evenly spaced after the first."""
+    """Count the output tokens between `low_s` and `high_s`, as if the tokens of a request were evenly spaced after the
+    first.
+    """
     firsts = np.count_nonzero((first_s > low_s) & (first_s <= high_s) & (tokens > 0))
     inside_s, later = np.clip(last_s, low_s, high_s) - np.clip(first_s, low_s, high_s), np.maximum(tokens - 1.0, 0.0)
     share = np.divide(inside_s, last_s - first_s, out=np.zeros(len(first_s)), where=last_s > first_s)

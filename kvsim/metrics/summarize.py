@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
-    """Return the summary of `recording`. `slots` are its slots by state; None: they are computed."""
+    """Return the summary of `recording`. `slots` are its slots by state, if they are known already; None: they are
+    computed.
+    """
     meta = recording.meta
     if slots is None and len(recording.steps):
         slots = waste(recording)

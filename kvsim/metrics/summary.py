@@ -36,7 +36,7 @@ class Summary:
     requests_per_s: float
     """Number of finished requests per second."""
     mean_batch: float
-    """Number of sequences in the batch, mean over time. It counts as 0 while the server is idle."""
+    """Number of sequences in the batch, mean over time; 0 counts while the server is idle."""
     peak_batch: int
     mean_occupancy: float
     """Share of the pool that requests hold, 0 to 1, mean over time."""
@@ -45,14 +45,14 @@ class Summary:
     num_fragmented_steps: int
     """Number of steps in which the head of the queue waited for contiguous slots, although enough were free."""
     num_fragmented_requests: int
-    """Number of requests that were first in the queue in a fragmented step."""
+    """Number of requests that were first in the queue in one of the `num_fragmented_steps`."""
     swapped_out_bytes: int
-    """Number of bytes of preempted requests that were copied to the host, so that they need not be recomputed."""
+    """Number of bytes that were copied to host memory."""
     swapped_in_bytes: int
     prefix_queried_tokens: int
     """Number of prompt tokens looked up in the prefix cache. Each prompt counts once, when first scheduled."""
     prefix_hit_tokens: int
-    """Number of the queried tokens that were found in the cache or in host memory, and so were not computed."""
+    """Number of the queried tokens that were found in the cache or in host memory, and so not computed."""
     prefix_hit_rate: float
     """Hit tokens divided by queried tokens, 0 to 1; 0 if no tokens were looked up."""
     prefix_no_hits: str
@@ -60,7 +60,9 @@ class Summary:
     computed_tokens: int
     """Number of tokens scheduled in all steps."""
     vain_tokens: int
-    """Number of computed tokens that no finished request needed: recomputed, after an output's end, or padding."""
+    """Number of computed tokens that no finished request needed: computed again, after the end of an output, or
+    padding.
+    """
     mean_waiting: float
     """Number of requests in the queue, mean over time."""
     waiting_for: WaitingFor
@@ -72,11 +74,11 @@ class Summary:
     e2e_s: Distribution
     waste: WasteShares
     swapped_out_units: int = 0
-    """Number of the pool's units that were copied to the host."""
+    """Number of the pool's units that were copied to host memory."""
     swapped_in_units: int = 0
-    """Number of the pool's units that were copied back from the host."""
+    """Number of the pool's units that were copied back from host memory."""
     loaded_tokens: int = 0
-    """Number of tokens in units copied from the host, which were not computed."""
+    """Number of tokens in units that were copied back from host memory, and so not computed."""
     images_used: int = 0
     """Number of images that requests used. An image counts once for each request, and again after a preemption."""
     images_computed: int = 0
@@ -113,7 +115,9 @@ class Summary:
 
 
 def hit_words(summary: Summary) -> str:
-    """Return words for a table: the share of prompt tokens found in the prefix cache, or why there was no hit."""
+    """Return words for a table: the share of prompt tokens that were found in the prefix cache or, if there was no hit,
+    why.
+    """
     if summary.prefix_no_hits:
         return f"0 %: {summary.prefix_no_hits}"
     return f"{100 * summary.prefix_hit_rate:.1f} % of {summary.prefix_queried_tokens:,} prompt tokens"
@@ -128,7 +132,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def plain(value: Any) -> Any:
-    """Return figures in the types of JSON: dictionaries, lists and numbers, with None in place of NaN."""
+    """Return `value` in the types of JSON: dictionaries, lists and numbers, with None in place of NaN."""
     if isinstance(value, WasteShares):
         value = value.as_dict()
     elif isinstance(value, Limits | WaitingFor | Distribution):

@@ -26,18 +26,18 @@ from kvsim.recording.tables import Requests
 Numbers = npt.NDArray[np.integer]
 
 STEPS_TOGETHER = 4_096
-"""Number of steps that are added at once. More would not fit into the CPU's cache; fewer would need more calls."""
+"""Number of steps that are added at once. More would not fit into the CPU's cache; fewer would take more calls."""
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
 """Rows of `Sums._integrals`. The row `_STATES` and the seven after it are the slot states."""
 _FREE_SHARE = 0.1
-"""Share of the pool that must be free for requests to count as waiting for an adapter and not for memory."""
+"""Least share of the pool that is free while waiting requests count as waiting for an adapter and not for memory."""
 _ROUNDING = 1e-9
-"""Share of the pool below which a mean counts as 0, because differences of long sums leave rounding errors."""
+"""Share of the pool below which a mean counts as 0: rounding errors that differences of long sums leave."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepFigures:
-    """Figures of consecutive steps that a summary needs, one entry per step."""
+    """Figures of consecutive steps from which a summary is made, one entry per step."""
 
     start_s: npt.NDArray[np.float64]
     scheduled: Numbers
@@ -54,7 +54,7 @@ class StepFigures:
     is_fragmented: npt.NDArray[np.bool_]
     """True if enough slots for the first request in the queue are free, but not contiguous."""
     admitted: Numbers
-    """Number of requests admitted in the run before the step."""
+    """Number of requests that were admitted in the run before the step."""
     swapped_out: Numbers
     """Number of units that the step copies to the host."""
     swapped_in: Numbers
@@ -72,13 +72,13 @@ class StepFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GapFigures:
-    """Figures of the gaps between steps that a summary needs, one entry per gap, in order.
+    """Figures of the gaps between steps from which a summary is made, one entry per gap, in order.
 
     A gap may have no length, and its figures may be equal to those of the step before it.
     """
 
     before: Numbers
-    """Number of the step at the end of each gap, counted from 0 over the run."""
+    """Number of the step that ends each gap, counted from 0 over the run."""
     begin_s: npt.NDArray[np.float64]
     running: Numbers
     waiting: Numbers
@@ -114,8 +114,8 @@ class Sums:
         self._last_fragmented = -1
 
     def add(self, steps: StepFigures, gaps: GapFigures | None) -> None:
-        """Add at least one and at most `STEPS_TOGETHER` steps, and the gaps before them. All calls but the last add the
-        maximum.
+        """Add at least one and at most `STEPS_TOGETHER` steps, and the gaps before these steps. All calls but the last
+        add the maximum.
 
         `gaps` is None if there are none.
         """
@@ -143,7 +143,8 @@ class Sums:
     def _split_waiting(
         self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
     ) -> None:
-        """Split the waiting requests of each step by the limit for which they wait, into rows `_FOR_...` of `totals`.
+        """Split the waiting requests of each step by the limit for which they wait, into the rows `_FOR_...` of
+        `totals`.
 
         The limit follows from the running sequences, the computed tokens and the held slots of the step.
         """
@@ -184,10 +185,10 @@ class Sums:
         return until_s
 
     def _add_fragmented(self, admitted: Numbers) -> None:
-        """Count fragmented steps, and the requests that waited at the head of the queue in them.
+        """Count fragmented steps, and the requests that waited at the head of the queue in these steps.
 
-        `admitted` has, for each such step, the number of requests admitted before it. Steps with one number have one
-        such request.
+        `admitted` has, for each fragmented step, the number of requests admitted before it. Steps with the same number
+        have the same request at the head.
         """
         self._num_fragmented_steps += len(admitted)
         if len(admitted):  # the number of admissions never falls
@@ -285,7 +286,7 @@ class Sums:
 
 
 def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]:
-    """Return the figures of a summary that do not depend on its steps, for a run that ends at `end_s`."""
+    """Return the figures of a summary that follow from `requests` alone, for a run that ends at `end_s`."""
     status = np.bincount(requests.status, minlength=len(RequestStatus))
     num_finished, output_tokens = int(status[RequestStatus.FINISHED]), int(requests.output_tokens.sum())
     times, hits = latencies_of(requests), prefix_hits(meta, requests)

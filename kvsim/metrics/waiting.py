@@ -19,7 +19,7 @@ Column = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Limits of one step of an engine. For a static batch, which admits no request before it ends, all are 0."""
+    """Limits of one step of an engine. For a static batch, which admits no request until it ends, all are 0."""
 
     seqs_setting: ClassVar[str] = "max_num_seqs"
     """Name of the engine's setting that limits the number of sequences."""
@@ -32,7 +32,7 @@ class Limits:
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
-        """Return the limits in the settings of a policy or an engine; None if they are missing."""
+        """Return the limits in the settings of a policy, or else of an engine; None if they are missing."""
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
         if policy.get("name") == "radix":
@@ -44,7 +44,7 @@ class Limits:
         return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_loras=slots or 0)
 
     def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
-        """Return three numbers of waiting requests for each step: those that wait for memory, for the batch, and for
+        """Return, for each step, the numbers of requests that wait for memory, for a place in the batch, and for
         tokens.
 
         All arrays have one entry per step: waiting requests, running sequences, computed tokens.
@@ -59,8 +59,8 @@ class Limits:
 class SGLangLimits(Limits):
     """Limits of one step of SGLang.
 
-    It admits a request only if its longest answer fits beside the expected rest of the running requests. So requests
-    may wait although memory is free.
+    SGLang admits a request only if its longest answer fits beside the expected rest of the running answers. So requests
+    may wait for memory although some is free.
     """
 
     seqs_setting: ClassVar[str] = "max_running_requests"
@@ -83,7 +83,7 @@ def _first(name: str, settings: Sequence[Mapping[str, Any]]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingFor:
-    """Mean number over time of requests that wait for each limit; NaN if unknown."""
+    """Number of requests that wait for each limit, mean over time; NaN if unknown."""
 
     memory: float
     batch: float
@@ -93,10 +93,10 @@ class WaitingFor:
     adapters: float = 0.0
     """Number of requests that wait for a slot of their adapter (`max_loras`).
 
-    It is inferred: in runs with adapters, these are requests that wait for neither batch nor tokens while at least a
-    tenth of the pool is free.
+    It is inferred: in runs with adapters, these are the requests that wait for neither batch nor tokens while at least
+    a tenth of the pool is free.
     """
 
 
 UNKNOWN = WaitingFor(memory=np.nan, batch=np.nan, tokens=np.nan)
-"""`WaitingFor` of an engine with unknown limits, or of a run without any elapsed time."""
+"""`WaitingFor` of an engine whose limits are unknown, or of a run in which no time passes."""

@@ -32,7 +32,7 @@ def stairs(
     """Draw steps as `axes.stairs` does, but without its slow search for the extremes of every edge.
 
     The steps have the heights `values` between consecutive `edges`. The first step rises from `baseline` and the last
-    one falls to it, unless `baseline` is None. `line` has the colour and dashes.
+    one falls to it; None: neither is drawn. `line` has the keys "color" and "linestyle".
     """
     foot: Any = baseline  # the type stubs do not allow None
     style = {"edgecolor": line["color"], "linestyle": line["linestyle"], "linewidth": width_pt, "label": label}

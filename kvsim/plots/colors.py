@@ -16,7 +16,7 @@ Theme: TypeAlias = Literal["light", "dark"]
 
 _DARK_INK: Final = "#1f2328"
 _LIGHT: Final = 150
-"""Least luminance of a colour, 0 to 255, on which text is dark: between orange and light blue."""
+"""Least luminance, 0 to 255, of a colour on which text is dark: between orange and light blue."""
 _DASHES: Final = ("-", "--", "-.", ":")
 MOST_LINES: Final = len(_DASHES)
 """Largest number of lines that a figure can tell apart."""
@@ -37,13 +37,15 @@ class Colors:
     states: dict[SlotState, str]
     """Colours of the states of a slot: those of the interface on this background."""
     owners: tuple[str, ...]
-    """Colours of the interface for requests; a request has the colour at its row in the recording, cyclically."""
+    """Colours of requests, as in the interface. The request in row i of a recording has the colour i modulo their
+    number.
+    """
     hues: tuple[str, str, str, str]
-    """Colours of the first, second, ... recording in a comparison: blue, red, green and violet."""
+    """Colours of the first to the fourth recording in a comparison: blue, red, green and violet."""
 
     @property
     def lines(self) -> tuple[dict[str, Any], ...]:
-        """Line properties of the first, second, ... recording in a comparison."""
+        """Line properties of the first to the fourth recording in a comparison, for `axes.plot`."""
         return tuple({"color": color, "linestyle": dashes} for color, dashes in zip(self.hues, _DASHES, strict=True))
 
     def on(self, color: str) -> str:

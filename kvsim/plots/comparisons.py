@@ -38,10 +38,10 @@ _NEVER_USED = (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPoint:
-    """One run as a point of a figure; its field names are the columns of a table of points."""
+    """One run as a point of a figure. The names of the fields are the columns of a table of points."""
 
     series: str
-    """Label of the line that joins the point with others, usually the policy."""
+    """Label of the line that joins this point with others, usually the policy."""
     kv_bytes: float
     """Size of the pool in bytes."""
     unit_tokens: int
@@ -149,7 +149,7 @@ def hits_capacity(
 ) -> Picture:
     """Draw the share of prompt tokens that are prefix hits over the size of the pool.
 
-    Runs with optimal eviction are a bound for the others.
+    Runs with optimal eviction are drawn as a bound for the others.
     """
     points = _points(runs)
     label = "prompt tokens hit (%)"

@@ -56,7 +56,7 @@ OF_A_SWEEP: dict[str, Callable[..., Picture]] = {
 """Figures in which each recording, or each row of a table, is one point."""
 
 OF_SESSIONS: dict[str, Callable[..., Picture]] = {"sessions": sessions}
-"""Figures that show one recording whose requests wait for answers."""
+"""Figures that show one recording of a run with sessions."""
 
 OF_A_PAIR: dict[str, Callable[..., Picture]] = {"agreement": agreement}
 """Figures that compare a measured run with its simulation."""
@@ -94,12 +94,12 @@ def check_kind(kind: str, num_runs: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A figure that has not been drawn yet."""
+    """A figure that has not been drawn yet, of one or several of some recordings."""
 
     kind: str
     """A key of `FIGURES`."""
     rows: tuple[int, ...]
-    """Indices of the recordings that the figure shows."""
+    """Indices of the recordings that the figure shows, among those given to `plans`."""
     file_stem: str
     """Name of the figure's file: the kind, and the recording's name if the figure does not show all recordings."""
     draw: Callable[..., Picture]
@@ -107,7 +107,9 @@ class Plan:
 
 
 def plans(recordings: Sequence[Recording]) -> list[Plan]:
-    """Choose the figures that suit `recordings`: comparisons, figures of each recording, and of a sweep or a pair."""
+    """Choose the figures that suit `recordings`: comparisons of all, figures of each, and those of a sweep, a ladder or
+    a pair if they are one.
+    """
     everyone = tuple(range(len(recordings)))
     compared = [everyone] if len(recordings) <= MOST_LINES else [(row,) for row in everyone]
     chosen = [(kind, rows) for kind in OF_SEVERAL for rows in ([everyone] if kind == "waste-bars" else compared)]

@@ -20,8 +20,8 @@ _METADATA: dict[str, tuple[str, dict[str, Any]]] = {
     ".svg": ("Creator", {"Date": None}),
     ".pdf": ("Creator", {"Producer": None, "CreationDate": None}),
 }
-"""Metadata field for the description, and other fields, by file extension. Dates and versions are left out, so that
-equal pictures are equal files.
+"""Name of the metadata field for the description, and values of other fields, by file extension. Dates and versions are
+left out, so that equal pictures are equal files.
 """
 
 
@@ -34,7 +34,7 @@ def file_type(path: str | os.PathLike[str]) -> str:
 
 
 def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
-    """Check that `kvsim COMMAND` may write a figure to `path`, and its text beside it.
+    """Check that `kvsim COMMAND` may write a figure to `path`, and the text that describes the figure beside it.
 
     Raises:
         UsageError: a file of another command or program exists, and `overwrite` is False.
@@ -48,7 +48,7 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finish:
-    """Choices for a figure's file that do not change its data: title, source line, resolution and background."""
+    """Choices for the file of a figure that do not change its data."""
 
     title: str | None = None
     """Title of the figure; empty for no title, None for the sentence that states the result."""
@@ -64,9 +64,9 @@ class Finish:
 def save(
     picture: Picture, path: str | os.PathLike[str], *, finish: Finish | None = None, made_by: str = "plot"
 ) -> Path:
-    """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its text as `NAME.alt.txt` beside it.
+    """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its description as `NAME.alt.txt` beside it.
 
-    `made_by` is the command that draws it.
+    `made_by` is the command that draws the picture.
 
     Raises:
         UsageError: the extension is another one, or the file cannot be written.

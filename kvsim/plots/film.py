@@ -27,7 +27,9 @@ MAX_REELS = 4
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of the duration of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}
-"""Number of cells of a pool, by the number of pools. A pool of up to 1.5 times as many units has one for each."""
+"""Number of cells of a pool, by the number of pools. A pool with up to 1.5 times as many units has a cell for each
+unit.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -38,9 +40,9 @@ class Reel:
     about: str
     """Description of the pool: its size, and the number of units per cell."""
     states: npt.NDArray[np.uint8]
-    """State of most slots of each cell's unit, lowest address first: uint8[frames, cells]."""
+    """State of most slots of the unit in each cell, lowest address first: uint8[frames, cells]."""
     owners: npt.NDArray[np.int64]
-    """Row of the request that holds each cell's unit, -1 if no request does: int64[frames, cells]."""
+    """Row of the request that holds the unit in each cell, -1 if none does: int64[frames, cells]."""
     shares_percent: FloatArray
     """Percent of the whole pool in each state, not of the sampled cells: float64[frames, 8]."""
     batch: npt.NDArray[np.int64]
@@ -61,7 +63,7 @@ class Film:
     """Evenly spaced times of the frames in seconds: float64[frames]."""
     reels: tuple[Reel, ...]
     by_owner: bool
-    """True if tokens have a hue for each request; it is the same for all pools, because they share a legend."""
+    """True if tokens have a hue for each request in all pools, because the pools share a legend."""
     preempted: npt.NDArray[np.int64]
     """Numbers of the frames with a preemption since the frame before, ascending."""
     source: str
@@ -115,7 +117,7 @@ def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float 
 
 
 def _num_cells(recordings: Sequence[Recording]) -> int:
-    """Return the number of cells of each pool: the same for all pools, so that equal pools look equally large.
+    """Return the number of cells of each pool. It is the same for all pools, so that equal pools look equally large.
 
     It is the number in `_CELLS`. Pools with up to 1.5 times as many units increase it to their number of units.
     """

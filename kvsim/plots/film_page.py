@@ -40,13 +40,15 @@ def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float,
 
 
 def _codes(reel: Reel, *, by_owner: bool) -> npt.NDArray[np.uint8]:
-    """Return a number for the colour of each cell: its state or, for tokens `by_owner`, the hue of their request."""
+    """Return the number of each cell's colour: its state or, for tokens if `by_owner`, the hue of the request that
+    holds them.
+    """
     has_hue = (reel.states == SlotState.TOKEN) & (reel.owners != NO_OWNER) & by_owner
     return np.where(has_hue, NUM_STATES + reel.owners % NUM_HUES, reel.states).astype(np.uint8)
 
 
 def _keys(film: Film) -> str:
-    """Describe the keyboard keys that only some films have."""
+    """Describe the keyboard keys that the page of this film has in addition to the usual ones."""
     events = ", [ and ] go to the preemption before and after" if len(film.preempted) else ""
     return events + (", o shows states alone or requests too" if film.by_owner else "")
 

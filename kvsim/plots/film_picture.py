@@ -43,7 +43,7 @@ _STATES, _HUES = (
     for colors in ([_LIGHT.states[state] for state in SlotState], _LIGHT.owners)
 )
 _TAKEN = "#ffb300"
-"""Colour of a cell that another request, or none, held in the frame before; the interface has the same colour."""
+"""Colour of a cell whose request has changed since the frame before; the interface has the same colour."""
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
 
@@ -113,7 +113,7 @@ class _Grid:
 
     @classmethod
     def of(cls, num_cells: int, width_px: int, max_height_px: int, max_cell_px: int = 40) -> _Grid:
-        """Choose the largest square cells that fit, up to a side of `max_cell_px`."""
+        """Choose the largest square cells that fit, with a side of at most `max_cell_px` pixels."""
         for cell_px in range(max_cell_px, 1, -1):
             num_columns = width_px // cell_px
             num_rows = -(-num_cells // num_columns)

@@ -20,7 +20,7 @@ Place = tuple[float, float]
 
 
 def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light") -> Picture:
-    """Draw every simulated server of `answer`, filled if it fits, with the frontier as a line.
+    """Draw every simulated server of `answer` as a dot, filled if the load fits it, with the frontier as a line.
 
     The current server and the first change that helps have labels.
 
@@ -78,7 +78,7 @@ def _on_these_gpus(answer: Answer) -> list[Place]:
 
 
 def frontier(places: Sequence[Place]) -> list[Place]:
-    """Return the Pareto-optimal `places`, the shortest time first."""
+    """Return the `places` that are Pareto-optimal (no other is faster and has more output), the shortest time first."""
     best: list[Place] = []
     for time_ms, tokens_per_s in sorted(places, key=lambda place: (place[0], -place[1])):
         if not best or tokens_per_s > best[-1][1]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _NUM_MOMENTS = 200
 """Number of evenly spaced moments at which the pool is sampled; more would not change the histogram visibly."""
 _HEADROOM = 1.1
-"""Ratio of the axis's height to that of the highest bar, to leave room for annotations."""
+"""Height of the axis divided by that of the highest bar, which leaves room for annotations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,9 +31,9 @@ class FreeMemory:
     """Free extents of a recording, averaged over time. An extent is a series of adjacent free slots."""
 
     percent_by_length: FloatArray
-    """Percent of the free slots in extents of 1, 2-3, 4-7, ... slots."""
+    """Percent of the free slots in extents of 1, 2 to 3, 4 to 7, ... slots."""
     num_extents: float
-    """Mean number of free extents at a moment."""
+    """Number of free extents, mean over time."""
     asked_slots: float
     """Median number of slots of a contiguous reservation; 0 for policies that allocate blocks."""
     too_short_percent: float
@@ -41,7 +41,7 @@ class FreeMemory:
 
     @classmethod
     def of(cls, replay: Replay) -> FreeMemory:
-        """Sample the pool at 200 evenly spaced moments."""
+        """Sample the pool at `_NUM_MOMENTS` evenly spaced moments."""
         capacity = replay.num_units * replay.unit_tokens
         slots, num_extents, short, asked_slots = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
         begin_s, end_s = replay.time_of(0), replay.time_of(replay.num_frames - 1)
@@ -73,10 +73,11 @@ def free_extents(
     theme: Theme = "light",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Draw a histogram of the free memory by the length of the free extent that it is in, mean over time.
+    """Draw a histogram of the free memory, mean over time, by the length of the free extent to which it belongs.
 
     Paged policies can use extents of any length. Contiguous policies need extents at least as long as a reservation; a
-    vertical line marks the median reservation."""
+    vertical line marks the median reservation.
+    """
     names = names_for(recordings, names, MOST_LINES)
     free = [FreeMemory.of(replay_of(recording)) for recording in recordings]
     with style(purpose, theme):

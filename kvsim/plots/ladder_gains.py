@@ -29,7 +29,9 @@ _BAR_HEIGHT: Final = 0.5
 
 
 def _gain(rung: dict[str, Any]) -> str:
-    """Format a rung's gain over the previous rung and its factors: `×0.57: speed ×9.76, memory ×0.06`."""
+    """Format the gain of a rung over the previous rung, and the two factors of the gain: `×0.57: speed ×9.76, memory
+    ×0.06`.
+    """
     gain = f"\u00d7{rung['gain']:.2f}"
     if abs(rung["gain"] - 1) < 1 - _WORSE_GAIN:
         return f"{gain}: no difference here"
@@ -48,7 +50,7 @@ def is_ladder(recordings: Sequence[Recording]) -> bool:
 def ladder(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
 ) -> Picture:
-    """Draw output tokens per second of every rung: solid with its own memory, hollow with unlimited memory.
+    """Draw output tokens per second of every rung as bars: solid with the given memory, hollow with ample memory.
 
     The recordings are those that `kvsim compare --ladder -o FOLDER` wrote, in any order.
     """

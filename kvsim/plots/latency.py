@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _QUANTILES = np.linspace(0, 1, 501)
-"""Quantiles that a curve is drawn through; more would not change it visibly."""
+"""Quantiles through which a curve is drawn; more would not change the curve visibly."""
 _NO_LATENCY_S = (1e-3, 1.0)
 """Axis limits in seconds if every latency is 0, which a log axis cannot show."""
 PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"), ("end to end", "e2e_s"))

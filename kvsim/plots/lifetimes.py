@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
-"""Maximum number of pieces that a growing extent is divided into; more would not change a curve visibly."""
+"""Maximum number of pieces into which a growing extent is divided; more would not change a curve visibly."""
 _MAX_USES = 32
-"""Largest number of uses that is counted separately; more uses count as this number."""
+"""Largest number of uses that is counted separately; units with more uses count here, too."""
 _MOST_ROWS = np.int64(1 << 32)
 """Exclusive upper bound on the rows of a recording."""
 
@@ -89,11 +89,11 @@ def lifetimes_of(replay: Replay) -> Lifetimes:
 
 
 def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Divide the extents that were freed until `end_seq` into pieces whose units were held for about the same time.
+    """Divide the extents that were freed up to `end_seq` into pieces whose units were held for about the same time.
 
     An extent that was allocated step by step has several pieces. Return three arrays with a value for each piece: the
-    index of its extent, the number of steps from the extent's first allocation to that of the piece, the number of its
-    units.
+    index of its extent, the number of steps from the first allocation of the extent to that of the piece, and the
+    number of its units.
     """
     if not (tables.repeat > 1).any():
         rows = tables.together()
@@ -134,8 +134,8 @@ def _units_by_uses(replay: Replay) -> npt.NDArray[np.int64]:
 
 
 def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArray]]:
-    """Yield the prefix hits on units in batches, as three arrays: the row of `memory.parquet` that wrote the unit's
-    content, the unit's address, and the row of the request that hits it.
+    """Yield the prefix hits on units in batches, as three arrays: the row of `memory.parquet` that wrote the content of
+    the unit, the address of the unit, and the row of the request that hits it.
     """
     memory, ledger = replay.recording.memory, replay.ledger
     written_in = np.full(ledger.end_of_pool, -1, np.int64)
@@ -166,7 +166,9 @@ def lifetimes(
     theme: Theme = "light",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Draw the cumulative distribution of hold times, and the share of units that several requests use."""
+    """Draw the cumulative distribution of the time for which memory is held, and the share of units that several
+    requests use.
+    """
     names = names_for(recordings, names, MOST_LINES)
     lives = [lifetimes_of(replay_of(recording)) for recording in recordings]
     curves_s = [life.quantiles_s() for life in lives]

@@ -29,7 +29,9 @@ MAX_COLUMNS, MAX_ROWS = 1500, 800
 
 
 def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
-    """Return colours of units: for each state, the colour without an owner, then one for each hue of an owner."""
+    """Return uint8[states * (1 + hues), 3]: for each state the colour of units without an owner, then one colour for
+    each hue of an owner.
+    """
     table = np.empty((NUM_STATES, 1 + NUM_HUES, 3), np.uint8)
     table[:] = np.array([channels_of(colors.states[state]) for state in SlotState], np.uint8)[:, None]
     table[SlotState.TOKEN, 1:] = [channels_of(color) for color in colors.owners]
@@ -39,19 +41,21 @@ def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
 COLORS = _table_of(THEMES["light"])
 """Colours of units on a light background, in the order of `codes_of`."""
 _GOLDEN = (5**0.5 - 1) / 2
-"""Golden ratio; its multiples modulo 1 are even and aperiodic, which avoids aliasing with patterns of the pool."""
+"""Fractional part of the golden ratio. Its multiples modulo 1 are even and aperiodic, which avoids aliasing with
+patterns of the pool.
+"""
 
 
 def memory_map(
     recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
 ) -> Picture:
-    """Draw every address of the pool over time, with the colour of the state that most slots of a unit are in.
+    """Draw every address of the pool over time, in the colour of the state of most slots of a unit.
 
-    Tokens have the hue of the request that holds the unit. Static batches, and pools with scattered units of more
-    requests than there are hues, are drawn by state only.
+    Tokens have the hue of the request that holds the unit. Static batches, and scattered units of more requests than
+    there are hues, are drawn by state only.
 
-    Each row of pixels follows one unit; of a larger pool, one of each group of neighbours is sampled. A column shows
-    the moment at its beginning.
+    Each row of pixels follows one unit; in a larger pool, one unit is sampled from each group of neighbours. A column
+    shows the moment at its beginning.
     """
     replay = replay_of(recording)
     states, owners, bins = pixel_states(replay)
@@ -88,12 +92,16 @@ def memory_map(
 
 
 def shows_owners(recording: Recording) -> bool:
-    """Tell whether a picture of the pool has a hue for each request; static batches have none, to show padding."""
+    """Tell whether a picture of the pool has a hue for each request. Static batches have none, so that padding is
+    visible.
+    """
     return recording.meta.policy_name != "static" and tells_owners(recording)
 
 
 def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
-    """Return the row of `COLORS` for each unit, by its state and, if `owners` is given, by the hue of its owner."""
+    """Return the index in `COLORS` for each unit, by its state and, if `owners` is not None, by the hue of
+    its owner.
+    """
     first = states * np.uint8(1 + NUM_HUES)
     if owners is None:
         return first

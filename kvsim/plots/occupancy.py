@@ -25,7 +25,9 @@ def occupancy(
     theme: Theme = "light",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Draw the occupancy of the pool, sequences in each step and waiting requests over time, a line per recording."""
+    """Draw the occupancy of the pool, the sequences in each step and the waiting requests over time, with a line for
+    each recording.
+    """
     names = names_for(recordings, names, MOST_LINES)
     summaries = []
     with style(purpose, theme):

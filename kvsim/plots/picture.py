@@ -41,7 +41,7 @@ _MARGIN_EM = 0.4
 _PNG_LEVEL = 3
 """Compression level of PNG files; the default of 6 takes 1.5 times as long and saves a twelfth of the bytes."""
 _LEAST_PANELS = 0.1
-"""Smallest share of the figure's height that is left to the panels."""
+"""Smallest share of the figure's height that may be left for the panels."""
 
 
 class _Spaced(StrMethodFormatter):
@@ -64,7 +64,6 @@ class _Several(tuple[Patch, ...]):
         return several
 
     def get_label(self) -> str:
-        """Return the label, as other legend handles do."""
         return self.label
 
 
@@ -75,7 +74,9 @@ class Picture(Figure):
     """Description in words, for readers who cannot see the picture."""
 
     def __init__(self, purpose: Purpose, size: Size | None, theme: Theme, *, aspect: float) -> None:
-        """Create an empty figure of `size` inches, or as wide as the medium and (on the web) `aspect` times as high."""
+        """Create an empty figure of `size` inches. `size` None: as wide as the medium, and `aspect` times as high on
+        the web.
+        """
         self.purpose: Purpose = purpose
         self.theme: Theme = theme
         self.colors = THEMES[theme]
@@ -118,7 +119,9 @@ class Picture(Figure):
         self._keep(top_pt=0.0, bottom_pt=self._source_pt)
 
     def set_title(self, title: str) -> None:
-        """Replace the title by `title`, wrapped to the width; an empty one gives its room to the panels."""
+        """Write `title` in place of the present title, wrapped to the width. An empty title leaves its room to the
+        panels.
+        """
         before_pt = self._title_pt
         if self._title is not None:
             self._title.remove()
@@ -138,7 +141,7 @@ class Picture(Figure):
             legend.set_bbox_to_anchor((0, self._legend_top))
 
     def drop_source(self) -> None:
-        """Remove the line of the source and give its room to the panels."""
+        """Remove the source line, and leave its room to the panels."""
         if self._source is not None:
             self._source.remove()
             self._source = None
@@ -191,7 +194,7 @@ class Picture(Figure):
         self._keep(top_pt=(1.35 * num_rows + 0.6) * self._font_pt)
 
     def _columns_that_fit(self, letters: list[int]) -> int:
-        """Return the largest number of legend columns with room for labels of these numbers of `letters`.
+        """Return the largest number of legend columns with room for labels of `letters` letters each.
 
         Labels run down the columns. The columns are as long as they can be, so that no row has a single label.
         """
@@ -265,10 +268,10 @@ class Picture(Figure):
         transparent: bool = False,
         svg_text: bool = False,
     ) -> None:
-        """Write the figure to `file` as `kind`: png, svg or pdf; with `svg_text`, text in SVG stays text.
+        """Write the figure to `file` as `kind`: png, svg or pdf. With `svg_text`, text in SVG stays text.
 
-        PNG files are written through Pillow, which takes half as long as matplotlib's way. They have an alpha channel
-        only if `transparent`.
+        PNG files are written by Pillow, which takes half as long as matplotlib. They have an alpha channel only if
+        `transparent`.
         """
         if transparent:
             for patch in (self.patch, *(axes.patch for axes in self.axes)):
@@ -296,7 +299,7 @@ class Picture(Figure):
         return drawn.getvalue()
 
     def _keep(self, *, top_pt: float, bottom_pt: float = 0.0) -> None:
-        """Reserve a strip at the top and one at the bottom; constrained layout ignores texts."""
+        """Reserve strips at the top and at the bottom for texts, which constrained layout ignores."""
         height_pt = 72 * float(self.get_size_inches()[1])
         self._top -= top_pt / height_pt
         self._bottom += bottom_pt / height_pt

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _MOST_APART = 0.05
-"""Ratio of the smallest mean queue to the largest below which the axes are logarithmic."""
+"""Smallest mean queue divided by the largest, below which the axes are logarithmic."""
 _NUM_WAIT_BINS = 120
 """Number of bins of arrival times; each should hold several arrivals, so that the line shows a trend."""
 
@@ -45,7 +45,9 @@ def queue(
     theme: Theme = "light",
     names: tuple[str, ...] = (),
 ) -> Picture:
-    """Draw waiting requests over time, and the mean time from arrival to first schedule by time of arrival."""
+    """Draw the waiting requests over time, and the mean time from arrival to first schedule over the time of
+    arrival.
+    """
     names = names_for(recordings, names, MOST_LINES)
     rows = []
     with style(purpose, theme):
@@ -94,7 +96,7 @@ def _title(rows: Sequence[_Queue]) -> str:
 
 
 def _waits(recording: Recording) -> tuple[FloatArray, FloatArray]:
-    """Return the middle of each bin of arrival times, and the mean of the known waits in it, in seconds.
+    """Return the middle of each bin of arrival times, and the mean of the known waits in the bin, both in seconds.
 
     Bins without a known wait are left out.
     """

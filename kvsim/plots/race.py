@@ -44,7 +44,7 @@ def write_race(
 
 
 def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | None = None) -> str:
-    """Return the film as SVG; rungs of a ladder are sorted by their number."""
+    """Return the film as SVG. Rungs of a ladder are sorted by their number."""
     runs = list(recordings)
     if is_ladder(runs):
         runs.sort(key=lambda run: int(run.meta.extra[KEY]["rung"]))
@@ -85,7 +85,9 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
 
 
 def answered(run: Recording, times_s: FloatArray) -> FloatArray:
-    """Return the share of output tokens emitted at each of `times_s`, interpolated between first and last tokens."""
+    """Return the share of the output tokens that were emitted by each of `times_s`, as if tokens were evenly spaced
+    from first to last.
+    """
     requests = run.requests
     done = ~np.isnan(requests.finished_s) & ~np.isnan(requests.first_token_s)
     begin_s, end_s = requests.first_token_s[done], requests.finished_s[done]

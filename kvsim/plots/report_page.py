@@ -77,7 +77,8 @@ def write_report(
     """Write the folder `path` with `report.html`, `report.md` and `figures/`; return the path of the page.
 
     `given_as` has the names of the recordings on the command line. An earlier report is replaced; with `overwrite`,
-    other output of kvsim, too. `progress` is called with the number of figures drawn so far, and of all figures.
+    other output of kvsim is, too. `progress` is called with the number of figures that are drawn, and the number of all
+    figures.
     """
     if not recordings:
         raise UsageError("a report is of at least one recording, and none was given.")
@@ -112,7 +113,7 @@ def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
 def _draw(
     recordings: Sequence[Recording], arguments: Sequence[str], folder: Path, progress: Callable[[int, int], None] | None
 ) -> list[ReportFigure]:
-    """Draw the figures of the report into `folder`; leave out those for which the recordings lack data."""
+    """Draw the figures of the report into `folder`. Figures for which the recordings lack data are left out."""
     todo, shown = plans(recordings), []
     for number, plan in enumerate(todo):
         if progress is not None:

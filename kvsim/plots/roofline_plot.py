@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ABOVE = "A step above the roof began before the output of the step before it was processed."
 _MARGIN = 1.5
-"""Ratio of the limits of the axis to the outermost dots."""
+"""Ratio by which the limits of an axis are beyond the outermost dots."""
 _MAX_DOTS = 2000
 """Maximum number of dots for each kind of step; more would overlap."""
 _DOTS: dict[bool, dict[str, Any]] = {
@@ -39,7 +39,7 @@ _DOTS: dict[bool, dict[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepWork:
-    """Work of each step of a recording. Only the duration is measured; the rest follows from the model's shape."""
+    """Work of each step of a recording, computed from the model's shape; only the duration is measured."""
 
     flops: FloatArray
     """Number of floating-point operations of each step."""
@@ -80,7 +80,7 @@ def roofline(
 ) -> Picture:
     """Draw every step as a dot: arithmetic per second over arithmetic per byte, with log axes.
 
-    The slope of the roof is the GPU's memory bandwidth and its flat part the dense arithmetic peak. The distance of a
+    The slope of the roof is the GPU's memory bandwidth, and its flat part the dense arithmetic peak. The distance of a
     dot from the roof is overhead.
     """
     from kvsim.machines import served_model  # noqa: PLC0415  slow to import, and no other figure needs it

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 NUM_BINS = 600
-"""Number of bins: finer than a printed column can show; on a slide, a bin is about three pixels wide."""
+"""Number of bins of time: finer than a printed column can show; on a slide, a bin is about three pixels wide."""
 
 
 @lru_cache(maxsize=4)  # as many recordings as one figure compares
 def replay_of(recording: Recording) -> Replay:
-    """Return the cached replay of `recording`. Its current frame may be any, so callers must seek."""
+    """Return the cached replay of `recording`. It may be at any frame, so callers must seek."""
     return Replay(recording)
 
 
@@ -35,7 +35,9 @@ def waste_of(recording: Recording) -> Waste:
 
 
 def counts_over_time(recording: Recording, name: str) -> tuple[FloatArray, IntArray]:
-    """Return `num_scheduled`, `running` or `waiting` over time: the times from which values hold, and the values."""
+    """Return `num_scheduled`, `running` or `waiting` over time, as two arrays: times in seconds from which a value
+    holds, and values.
+    """
     in_gaps = waste_of(recording).in_gaps
     assert in_gaps is not None
     return in_gaps.gaps.over_time(recording, name)
@@ -43,7 +45,7 @@ def counts_over_time(recording: Recording, name: str) -> tuple[FloatArray, IntAr
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimeBins:
-    """Equal bins of a recording's time."""
+    """Equal intervals of a recording's time."""
 
     edges_s: FloatArray
     """Edges of the bins in seconds, from the first step to the end: float64[num_bins + 1]."""
@@ -62,11 +64,13 @@ class TimeBins:
         return float(self.edges_s[1] - self.edges_s[0])
 
     def mean(self, time_s: FloatArray, values: npt.NDArray[np.int64] | IntArray) -> FloatArray:
-        """Return the mean of `values` over time in every bin; a row of `values` holds until the next `time_s`."""
+        """Return the mean of `values` over time in every bin. A row of `values` holds from its time to the next in
+        `time_s`.
+        """
         return means_between(time_s, values, self.edges_s)
 
     def count(self, time_s: FloatArray, amounts: IntArray) -> npt.NDArray[np.int64]:
-        """Return the sum of the `amounts` in each bin."""
+        """Return the sum of the `amounts` whose times are in each bin."""
         index = np.searchsorted(self.edges_s, time_s, side="right") - 1
         total = np.zeros(len(self.edges_s) - 1, np.int64)
         np.add.at(total, np.clip(index, 0, len(total) - 1), amounts)

@@ -30,13 +30,13 @@ _EXPLAINED = (SlotState.RESERVED, SlotState.EXPIRED, SlotState.CACHED, SlotState
 STATE_LABELS = {
     state: f"{name}: {STATE_MEANINGS[state]}" if state in _EXPLAINED else name for state, name in STATE_NAMES.items()
 }
-"""Names of the states, with the meaning if the name alone does not explain it."""
+"""Names of the states, with the meaning of a state if its name alone does not explain it."""
 
 LEGEND_PERCENT = 0.2
 """Percent of the pool below which a state has no legend entry, because its area is too small to see."""
 
 _LEAST_WIDE_EM = 44
-"""Least width of a figure with room for panels side by side, in multiples of the font size."""
+"""Least width of a figure that has room for panels side by side, in multiples of the font size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,9 @@ class Medium:
 
     width_in: float
     stretch: float
-    """Ratio of the height to that of a web figure of equal width. Above 1 in a column: its letters are larger."""
+    """Height of a figure divided by that of a web figure of equal width: above 1 in a column, where letters are
+    relatively larger.
+    """
     font_pt: float
     line_pt: float
     dpi: int

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HOST_MEMORY = "kv_offloading_size"
-"""Setting that `draw_host_memory` draws over, in GiB."""
+"""Setting over which `draw_host_memory` draws: the size of host memory in GiB."""
 _REPEATS = "seed"
-"""Setting by which runs are repeated; runs that differ only in it are drawn as one point, their mean."""
+"""Setting that only repeats a run: runs that differ in nothing else are drawn as one point, their mean."""
 _HOST_PANELS = (
     ("hit_percent", "hits, % of tokens"),
     ("ttft_s.mean", "mean TTFT, s"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Denominator: TypeAlias = Literal["pool", "allocated"]
 _LETTER_EM = 0.8
-"""Width of a letter of a number, with its share of the space around the number, in multiples of the font size."""
+"""Width of a letter of a number in multiples of the font size, with a share of the space around the number."""
 _BAR_HEIGHT = 0.5
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def waste_over_time(
     recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
 ) -> Picture:
-    """Draw the pool by state over time, in bytes, and a panel above with preemptions if there are any."""
+    """Draw the pool by state over time, in bytes; above it, if there are preemptions, a panel of their number."""
     bins, slots = TimeBins.of(recording), waste_of(recording).with_gaps()
     pool = recording.meta.pool
     bytes_per_slot = pool.bytes_per_slot

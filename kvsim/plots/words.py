@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 _UNBROKEN = 30
-"""Maximum number of letters of a title's part that is kept on one line: about the width of a column."""
+"""Maximum number of letters of a part of a title that is kept on one line: about the width of a column."""
 _LONGEST_NAME = 160
-"""Maximum number of letters of a name. Names of step times list the recordings that they were fitted to."""
+"""Maximum number of letters of a name in a figure. Names of step times list the recordings that they were fitted to."""
 _ENGINES = {"vllm": "vLLM", "transformers": "Transformers"}
 
 
@@ -103,7 +103,7 @@ def policy_label(policy: Mapping[str, Any]) -> str:
 
 
 def is_bound(policy: str) -> bool:
-    """Tell whether `policy` is the label of a policy that knows the future."""
+    """Tell whether `policy` is the label of a policy with optimal eviction, which knows the future."""
     return "optimal eviction" in policy
 
 
@@ -135,7 +135,7 @@ def names_for(recordings: Sequence[Recording], names: Sequence[str], at_most: in
 
 
 def spaced(text: str) -> str:
-    """Write thousands apart with thin spaces, which are read alike in all languages, in place of commas."""
+    """Put thin spaces, which are read alike in all languages, between thousands in place of commas."""
     return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "\N{THIN SPACE}", text)
 
 
@@ -152,6 +152,8 @@ def number(value: float) -> str:
 
 
 def each_named(values: Iterable[str], names: Iterable[str]) -> str:
-    """List a value of each recording for a title, with no line break inside: "116 s (contiguous), 2.11 s (paged)"."""
+    """List the value of each recording for a title, with no line break inside an item: "116 s (contiguous), 2.11 s
+    (paged)".
+    """
     items = (f"{value} ({name})" for value, name in zip(values, names, strict=True))
     return ", ".join(item.replace(" ", "\N{NO-BREAK SPACE}") if len(item) <= _UNBROKEN else item for item in items)

@@ -323,8 +323,9 @@ class PagedSettings:
     )
     hybrid_manager: bool = setting(
         True,
-        "KV-cache groups for layers of different kinds; the flag treats windowed layers as full ones.",
+        "Give layers of different kinds separate KV-cache groups; off: treat all as full layers, in one group.",
         "--disable-hybrid-kv-cache-manager",
+        flag_help="Treat layers with windows as full layers, which keep every token.",
     )
     uniform_cache: bool = python_setting(False, "Keep every token in every layer, whatever its window.")
     watermark: float = setting(
@@ -449,8 +450,9 @@ class StaticSettings:
     sort_by_length: bool = setting(False, "Batch the oldest request with the prompts closest to its own in length.")
     memory_guard: bool = setting(
         True,
-        "Guard that cuts a batch short where it might not fit; without it, a batch may run out of memory and fail.",
+        "Cut a batch short where its longest answers might not fit; off: it may run out of memory and fail.",
         "--no-memory-guard",
+        flag_help="Do not cut a batch short where it might not fit: it may run out of memory and fail.",
     )
 
     def __post_init__(self) -> None:

@@ -22,7 +22,8 @@ def demand_of(
 ) -> Demand:
     """Return the demand of `workload` on a pool of `num_slots` slots.
 
-    Prompts get keys if a prefix cache looks them up. With `recording` they get keys in any case, for its prompt hashes.
+    Prompts get keys if a prefix cache looks them up. If the run is recorded (`recording`), prompts get keys in any
+    case, because the recording has prompt hashes.
     """
     prompt = workload.prompt_tokens.astype(np.int64)
     # Answers, and the limits on them, end at the longest sequence that the policy allows.
@@ -66,8 +67,8 @@ def _begins(workload: Workload) -> npt.NDArray[np.int64] | None:
 def _prefix_keys(workload: Workload, unit: int, ahead: int) -> Ragged[np.int64]:
     """Return the keys of the blocks of each prompt, and of the blocks of answers that later turns repeat.
 
-    `unit` is the number of tokens of a block. A key also covers `ahead` tokens after its block. Equal prompts with
-    different adapters have different keys.
+    A block has `unit` tokens. Its key also covers `ahead` tokens after the block. Equal prompts with different adapters
+    have different keys.
     """
     keys = with_answers(workload.turns, prompt_keys(workload, unit, ahead), unit, ahead)
     if not workload.adapter.any():
@@ -85,7 +86,9 @@ def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
 
 
 def _tokens_ahead(policy: Policy) -> int:
-    """Return the number of tokens after a block that its key also covers, because drafting reads them; 0 for none."""
+    """Return the number of tokens after a block that its key also covers, because drafting reads them; 0 without
+    drafts.
+    """
     if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
         return 0
     return policy.scheduler.drafting.tokens_ahead(policy.scheduler.vllm) if policy.cache.enable_prefix_caching else 0
@@ -141,13 +144,17 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes for a recording. `rows` are the rows of its requests in the workload of all servers."""
+    """Return the prompt hashes of a recording. `rows` are the rows of the recorded requests in the workload of all
+    servers.
+    """
     covered = np.maximum(workload.prompt_tokens - hash_ahead_tokens(workload, policy), 0)
     return all_prompt_keys(demand.keys, covered // hash_tokens(workload, policy, layout), rows)
 
 
 def hash_ahead_tokens(workload: Workload, policy: Policy) -> int:
-    """Return the number of tokens after its block that a prompt hash of a recording also covers."""
+    """Return the number of tokens beyond the end of a block that its prompt hash in a recording also covers; 0 without
+    drafts.
+    """
     if isinstance(policy, Paged | Radix):
         return _tokens_ahead(policy) if knows_prefixes(workload) else 0
     return workload.hash_ahead_tokens

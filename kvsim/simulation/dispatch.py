@@ -21,7 +21,7 @@ CachedKeys = npt.NDArray[np.int64]
 
 
 class _ServerView:
-    """A server as its router sees it when it chooses for one prompt: a `RoutedServer`.
+    """A server as its router sees it while it chooses for one prompt: a `RoutedServer`.
 
     The load is that of the present. The prefix hit is that of the present, or of an earlier look-up.
     """
@@ -132,7 +132,9 @@ class Dispatcher:
         return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
 
     def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
-        """Store the prefix hit that the prompt in `row` has now on each server. `choose` passes it to the router."""
+        """Look up the prefix hit of the prompt in `row` on each server, and store the hits until `choose` passes them
+        to the router.
+        """
         self._hits[row] = [server.hit_tokens(row) for server in servers]
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:
@@ -160,9 +162,10 @@ class DuplicatePrefixes:
     """Counts of prefix blocks that more than one server has cached, in samples taken when requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare for samples among `num_requests` arrivals.
+        """Prepare to take samples at some of `num_requests` arrivals.
 
-        `samples` are samples that were taken before: for each server a sequence, all with the same sample times.
+        `samples` are samples of servers that were simulated one by one: for each server a sequence, with equal sample
+        times.
         """
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
@@ -195,5 +198,7 @@ def sampled_arrivals(num_requests: int, num_servers: int) -> range:
 
 
 def num_extra(held: Sequence[CachedKeys]) -> int:
-    """Return the number of duplicates: the keys cached on all servers together, minus the distinct ones."""
+    """Return the number of duplicates in one sample: the keys cached on all servers together, minus the
+    distinct ones.
+    """
     return sum(map(len, held)) - len(distinct(np.concatenate(held)))

@@ -57,7 +57,7 @@ class Fleet(NamedTuple):
     A block counts as a duplicate on each server that has it cached, except one.
     """
     most_duplicate_blocks: int = 0
-    """Largest number of duplicate prefix blocks in a sample."""
+    """Largest number of duplicate prefix blocks in one sample."""
     num_prefill: int = 0
     """Number of prefill servers, or of their ranks, which come first in `servers`. 0 without prefill servers."""
     clients: Sequence[Requests] = ()
@@ -147,7 +147,9 @@ class Replicas:
         return (self.route or default) if isinstance(self.route, str | None) else ""
 
     def router(self, release: str) -> RouteName | str | Router:
-        """Return the router that chooses among the ranks of all servers. Front ends are those of vLLM `release`."""
+        """Return the router that chooses among all engines. Front ends of servers with ranks are those of vLLM
+        `release`.
+        """
         if self.ranks > 1 and self.number > 1:
             return ServersOfRanks(self.route or "shortest", self.ranks, release)
         if self.ranks > 1 and self.route is None:
@@ -297,7 +299,7 @@ def _are_apart(setup: Setup, servers: Replicas) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apart:
-    """Servers with round-robin routing, each of which is simulated by itself."""
+    """Servers with round-robin routing that are simulated one by one."""
 
     setup: Setup
     num_servers: int
@@ -309,7 +311,9 @@ class Apart:
 
     @classmethod
     def of(cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()) -> Apart:
-        """Return the servers of `setup`. They are recorded to folders in `path`, to `sinks`, or by default not."""
+        """Return the servers of `setup`. Their recordings go to folders in `path` or to `sinks`; without either,
+        nothing is recorded.
+        """
         arrival_s = setup.workload.arrival_s
         rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
         sample_s = tuple(float(arrival_s[row]) for row in rows)

@@ -245,7 +245,7 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
 
 
 def _check_rectangle(engine: Engine) -> None:
-    """Check the running totals of a static batch against a count over its rows."""
+    """Check the running totals of a static batch against a fresh count over its rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step = batch.step - 1
     width = batch.stride if settings.preallocated else batch.prompt_width + step

@@ -59,12 +59,12 @@ def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Mode
 
 
 def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, int]:
-    """Return the largest numbers of image tokens that a step may encode and that the encoder cache holds, by metadata
-    name.
+    """Return two limits by their names in metadata: the image tokens that a step may encode, and those that the encoder
+    cache holds.
 
-    Both equal the maximum tokens of a step, or the tokens of the largest image if these are more. It is the largest
-    image that the model allows or, if the model's rule is not known, the largest of the workload. Empty without images
-    or without an encoder cache.
+    Both equal the maximum tokens of a step, or the tokens of the largest image if these are more: the largest that the
+    model allows or, if its rule is not known, the largest of the workload. The result is empty without images or
+    without an encoder cache.
     """
     if workload.images is None or not isinstance(base, Paged):
         return {}
@@ -74,7 +74,9 @@ def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, 
 
 
 def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
-    """Return the numbers of the workload's distinct images, in the order in which an engine numbers them."""
+    """Return the numbers of the workload's distinct images, in the order of their first use, by which an engine numbers
+    them.
+    """
     assert workload.images is not None
     content, first = np.unique(workload.images.content, return_index=True)
     return np.asarray(content[np.argsort(first)])

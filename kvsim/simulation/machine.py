@@ -43,7 +43,9 @@ class Machine:
         )
 
     def limited(self, policy: AnyPolicy) -> Policy:
-        """Return the built-in policy that `policy` is, or is based on, with all limits set for this machine."""
+        """Return the built-in policy that `policy` is or is based on, with the limits that it lacks set for this
+        machine.
+        """
         defaults = EngineDefaults.of("llm", self.gpu, release_of(base_of(policy)))
         return limited(policy, self.longest, defaults)
 
@@ -178,7 +180,9 @@ def release_of(policy: Policy) -> str:
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:
-    """Refuse pipelines that kvsim cannot simulate, and step times for another number of pipeline stages."""
+    """Refuse pipelines that kvsim cannot simulate, and step times that are those of another number of
+    pipeline stages.
+    """
     if machine.model.has_shared_experts and machine.model.pipeline_parallel_size > 1:
         raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "
                          "--pipeline-parallel-size.")  # fmt: skip

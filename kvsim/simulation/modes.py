@@ -22,7 +22,7 @@ WORTH_LOADING = 2_000
 _MANY_TOKENS = 500_000
 """Number of output tokens from which on compiling saves time, even with few requests in small batches."""
 _LONG = 50_000
-"""Number of requests from which on a message says that the run would be faster if it could be compiled."""
+"""Number of requests from which on a message says that the run is slow because it cannot be compiled."""
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
@@ -43,7 +43,7 @@ def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
 def engine_for_several(memory: MemoryManager) -> EngineName:
     """Return the setting `engine` for several runs with the same kind of `memory`.
 
-    If no machine code is on disk and numba is installed, it is "compiled", because the runs share the time to compile.
+    It is "compiled" if numba is installed and no machine code is on disk, because the runs share the time to compile.
     Otherwise it is "auto".
     """
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
@@ -58,8 +58,8 @@ def begins_compiled(
 ) -> bool:
     """Tell whether a run with the setting `engine` is compiled from its beginning.
 
-    With "auto" it is if the run has many requests or output tokens. Fewer output tokens suffice if machine code for
-    `memory` is on disk. With None as `memory`, machine code on disk is not looked for.
+    With "auto", a run is compiled if it has many requests or output tokens. Fewer output tokens suffice if machine code
+    for `memory` is on disk; `memory` None: machine code on disk is not looked for.
     """
     loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):

@@ -79,13 +79,15 @@ class Disaggregation:
         return self.num_prefill * self.ranks
 
     def names(self) -> list[str]:
-        """Return the name of each server, or of each rank if servers have several: prefill servers first."""
+        """Return the name of each server, or of each rank if a server has several; prefill servers come first."""
         kinds = (("prefill", self.num_prefill), ("decode", self.num_decode))
         servers = [f"{kind}-{number}" for kind, count in kinds for number in range(count)]
         return servers if self.ranks == 1 else rank_names(servers, self.ranks)
 
     def dispatchers(self, setup: Setup) -> tuple[Dispatcher, Dispatcher]:
-        """Return two dispatchers: for the prefill server of each request (or its rank), and for the decode server."""
+        """Return two dispatchers: one chooses the prefill server of each request (or its rank), one the
+        decode server.
+        """
         routes = self.route, "shortest"
         if self.ranks == 1:
             first, second = (Dispatcher.of(setup, route) for route in routes)
@@ -127,7 +129,7 @@ class PrefillDecodeRun(SimulationRun):
         apart: Disaggregation,
         sinks: Sequence[RowSink] = (),
     ) -> None:
-        """Build the servers. `setup` is that of a decode server. The first of `sinks` are for prefill servers."""
+        """Build the servers. `setup` is that of a decode server. The first of `sinks` belong to the prefill servers."""
         check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -188,7 +190,7 @@ class PrefillDecodeRun(SimulationRun):
     def clients(self, measured: Sequence[Measured]) -> list[Requests]:
         """Return the requests of each decode server, with the times at which clients sent them to the fleet.
 
-        `measured` are the results from `finish`.
+        `measured` is the result of `finish`.
         """
         requests = []
         for of_server, server in zip(measured[self.apart.num_prefill_ranks :], self._pair.decodes, strict=True):
@@ -215,7 +217,7 @@ class Pair:
     def __init__(
         self, environment: simpy.Environment, dispatchers: tuple[Dispatcher, Dispatcher], setup: Setup
     ) -> None:
-        """`dispatchers` are two: the first chooses prefill servers, the second decode servers."""
+        """`dispatchers[0]` chooses prefill servers, `dispatchers[1]` decode servers."""
         self.prefills: list[ServerProcess] = []
         self.decodes: list[ServerProcess] = []
         self.sent_s = np.full(len(setup.workload), np.nan)
@@ -232,7 +234,9 @@ class Pair:
         return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
-        """Start to pass a request through the fleet. The value of the returned event is its end in seconds."""
+        """Start to pass a request through the fleet. The value of the returned event is the time in seconds at which
+        the request ends.
+        """
         return self._environment.process(self._run(row, at_s))
 
     def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:
@@ -253,9 +257,9 @@ class Pair:
         """Ignore the request: `_run` has passed it to the server already."""
 
     def process_transfers(self, server: ServerProcess) -> None:
-        """Schedule the release of blocks on prefill servers that a decode server is loading, or turned out not to need.
+        """Report to prefill servers the blocks that a decode server has read, so that they are released.
 
-        A block counts as read when its load ends.
+        A block counts as read when its load ends, or at once if the decode server does not need it.
         """
         loads, freed = server.driver.news()
         for number, done_s in loads:

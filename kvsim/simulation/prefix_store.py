@@ -76,8 +76,8 @@ class StoredPrefixes:
         return len(self._used)
 
     def num_leading(self, keys: Sequence[int]) -> int:
-        """Return the number of blocks at the beginning of a prompt with block keys `keys` that are stored without a
-        gap.
+        """Return how many blocks at the beginning of a prompt are stored without a gap. `keys` are the keys of its
+        blocks.
 
         A binary search suffices: all blocks before a stored block are stored too, because the last block of a prefix is
         evicted first.
@@ -85,9 +85,9 @@ class StoredPrefixes:
         return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in self._used)
 
     def put(self, keys: Sequence[int]) -> None:
-        """Store the blocks of a prompt with the block keys `keys`; only the first ones if the capacity is smaller.
+        """Store the blocks of a prompt, given by their `keys`; only the first ones if the capacity is smaller.
 
-        They become the most recently used blocks, the first block of the prompt most of all. The least recently used
+        These become the most recently used blocks, the first block of the prompt most of all. The least recently used
         blocks are evicted.
         """
         keys = keys[: self.capacity]
@@ -103,9 +103,9 @@ class StoredPrefixes:
         self.most = max(self.most, len(self._used))
 
     def check(self, chains: Sequence[Sequence[int]] = ()) -> None:
-        """Check the counts of blocks, and that the store holds all blocks before a stored block.
+        """Check the counts of blocks, and that the store holds all blocks before each stored block.
 
-        `chains` are the block keys of whole prompts, in which such gaps are looked for.
+        `chains` are the block keys of whole prompts, in which gaps are looked for.
         """
         if len(self) > self.capacity or self.num_written != len(self) + self.num_evicted:
             raise IntegrityError(
@@ -163,9 +163,9 @@ class SharedStore:
         self._loading: dict[ServerProcess, list[StoreLoad]] = {}
         """Loads without a reported end, by server."""
         self._without_token: dict[int, ServerProcess] = {}
-        """Server of each request that has no output token yet, by the request's number."""
+        """Server of each request that has no output token yet, by the number of the request."""
         self._keys: dict[int, list[int]] = {}
-        """Block keys of the prompt of each request that has not ended, by the request's number."""
+        """Block keys of the prompt of each request that has not ended, by the number of the request."""
         self._homes: dict[ServerProcess, list[int]] = {}
         """Numbers of the unfinished requests of each server."""
         self.writes: dict[int, StoredPrompt] = {}
@@ -183,7 +183,9 @@ class SharedStore:
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Record that request `number` was sent to `server`, and tell its connector how many tokens are stored."""
+        """Record that request `number` was sent to `server`, and tell the server's connector how many tokens are
+        stored.
+        """
         engine = server.driver.engine
         sequence = server.driver.sequence(number)
         blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
@@ -194,7 +196,9 @@ class SharedStore:
         self._set_stored_tokens(server, number)
 
     def process_transfers(self, server: ServerProcess) -> None:
-        """Record the loads that a server has begun, and begin to write the prompts whose first token it computed."""
+        """Record the loads that `server` has begun, and begin to write the prompts whose first token it has
+        computed.
+        """
         self._take_loads(server)
         times = server.driver.engine.times
         done = [number for number, home in self._without_token.items()

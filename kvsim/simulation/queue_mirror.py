@@ -18,14 +18,16 @@ from kvsim.errors import IntegrityError
 
 
 class QueueMirror:
-    """Copy of the engine's free queue: a linked list, which is always a single ring.
+    """Copy of the engine's free queue as a linked list, which is always a single ring.
 
-    Blocks that the engine did not write keep their places in both. So if the links of the written blocks are equal, the
-    engine's queue is a single ring too, and holds exactly the blocks without references.
+    Blocks that the engine did not write keep their places in the copy and in the engine. So if the links of the written
+    blocks are equal, the engine's queue is a single ring too, and holds exactly the blocks without references.
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
-        """Begin with an empty queue. `reuses_first`: free blocks without a prefix are before those with one."""
+        """Begin with an empty queue. With `reuses_first`, all free blocks without a prefix must precede
+        those with one.
+        """
         self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
@@ -35,7 +37,9 @@ class QueueMirror:
         """Number of blocks in the queue that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Move the blocks that the engine has `written`, and compare the links of all blocks that moved."""
+        """Move the blocks that the engine has `written` as the engine has moved them, and compare the links of all
+        moved blocks.
+        """
         touched = {HEAD}
         unplaced = set()
         # 1. Remove every written block.
@@ -80,8 +84,8 @@ class QueueMirror:
         return {before, number, after}
 
     def _compare(self, blocks: Records[Block], number: int) -> None:
-        """Check the engine's links of a block. With `reuses_first`, no block without a prefix follows one with a
-        prefix.
+        """Check the engine's links of a block. With `reuses_first`, also check that it does not have a prefix if the
+        next block has none.
         """
         before, after = self._previous[number], self._next[number]
         if (blocks[number].previous, blocks[number].next) != (before, after):
@@ -113,8 +117,8 @@ class _WatchedBlock(Block):
 
 
 def watch(blocks: Any) -> Callable[[], set[int]]:
-    """Begin to watch which blocks the engine writes. Return a function for the numbers of those written since its last
-    call.
+    """Begin to watch which blocks the engine writes. Return a function that returns the numbers of the blocks written
+    since its last call.
 
     Compiled code writes to an array, which is compared with a copy from the last call.
     """

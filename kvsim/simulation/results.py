@@ -92,7 +92,7 @@ class Totals:
         self._end_s, self._num_outputs = 0.0, 0
 
     def take(self, engine: Engine) -> None:
-        """Add the rows of a slice to the sums. The time for this does not grow with the length of the run."""
+        """Add the rows of a slice to the sums. The time of a call does not grow with the length of the run."""
         if num_outputs := _num_outputs(engine):
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
             self._num_outputs += num_outputs
@@ -135,7 +135,7 @@ class Totals:
         return self._capacity - free, totals.states(self._capacity)
 
     def _keep(self, steps: npt.NDArray[Any]) -> None:
-        """Copy records of steps, because the next slice overwrites them. `STEPS_TOGETHER` are added up at once."""
+        """Copy records of steps, because the next slice overwrites them, until there are `STEPS_TOGETHER` to add up."""
         if len(steps):
             self._kept.append(steps.copy())
             self._num_kept += len(steps)
@@ -204,7 +204,7 @@ class FinalRows:
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Append the rows of a slice that are final. The time for this does not grow with the length of the run."""
+        """Append the rows of a slice that are final. The time of a call does not grow with the length of the run."""
         self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
@@ -224,7 +224,9 @@ class FinalRows:
                 self._sink.append(optional)
 
     def _number(self, engine: Engine) -> None:
-        """Number the requests that were sent since the last call, for the recording: in the order of sending."""
+        """Number the requests that were sent since the last call. A recording numbers requests in the order
+        of sending.
+        """
         begin = self._num_numbered
         rows = rows_of(engine, begin)
         numbers = np.arange(begin, begin + len(rows), dtype=np.int32)

@@ -43,7 +43,7 @@ Slice = Callable[[Engine], None]
 
 
 class Horizon(Protocol):
-    """Limit on how far a server may run ahead of the rest of the simulation."""
+    """Function that limits how far a server may run ahead of the rest of the simulation."""
 
     def __call__(self) -> float:
         """Return the time in seconds until which no event outside the server affects the server."""
@@ -219,7 +219,9 @@ class ServerProcess:
             yield from self._wait(outcome, until_s)
 
     def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until the engine can go on. It ran up to `until_s` or less far; `outcome` says why it returned."""
+        """Wait until the engine can go on. The engine ran up to `until_s` or less far; `outcome` says why it
+        returned.
+        """
         driver, environment = self.driver, self._environment
         if outcome == IDLE:
             yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
@@ -310,8 +312,8 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
 
 
 def crowded(engine: Engine) -> BudgetError | UsageError:
-    """Return the error for a step that cannot be simulated: it has more changes than the buffers for a recording's rows
-    can hold, or SGLang damages its memory in it.
+    """Return the error for a step that cannot be simulated: SGLang would damage its memory in it, or it has more
+    changes than the buffers for a recording's rows hold.
     """
     if engine.memory in OF_SGLANG and engine.radix.state.has_freed_twice:
         return frees_twice()

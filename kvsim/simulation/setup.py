@@ -47,7 +47,7 @@ class Options(TypedDict, total=False):
     turns, each user has one session after the other.
     """
     max_concurrency: int | None
-    """Largest number of requests that are sent and not answered at a time; others wait. None for no limit."""
+    """Largest number of requests that are sent and not answered at a time; other requests wait. None for no limit."""
     think_s: float
     """Seconds from an answer to the next request of the same user in a closed loop; 0 by default."""
     users_per_s: float
@@ -59,7 +59,7 @@ class Options(TypedDict, total=False):
     earlier: tuple[Batch, ...]
     """Batches that the process of `generate()` ran before this run. Their kernels are loaded already."""
     check: bool
-    """True to check every unit and every slot of memory at every step (`--check`)."""
+    """True to check every unit and every slot of memory at every step, as `--check` does; False by default."""
     progress: ProgressCallback | None
     """Function that is called to report progress; None for no reports."""
     command: str
@@ -73,7 +73,7 @@ class Setup:
     workload: Workload
     policy: AnyPolicy
     base: Policy
-    """The built-in policy that `policy` is, or is based on, with all limits set."""
+    """The built-in policy that `policy` is or is based on, with all limits set."""
     machine: Machine
     options: Options
     pipeline: Pipeline
@@ -138,7 +138,9 @@ class Setup:
         return has_users or self.workload.turns is not None
 
     def every(self, stride: int, first_row: int) -> Setup:
-        """Return the setup of a server that gets every `stride`-th request from `first_row` on. Keys stay equal."""
+        """Return the setup of a server that gets every `stride`-th request from `first_row` on. Equal prefixes keep
+        equal keys on all servers.
+        """
         return replace(
             self,
             workload=self.workload.every(stride, first_row),
@@ -189,7 +191,7 @@ class Setup:
 
 
 def check_number_of_ranks(num_ranks: int) -> None:
-    """Refuse more data-parallel ranks than `_MOST_RANKS`, the most servers that the command line allows."""
+    """Refuse more data-parallel ranks than the most servers that the command line allows."""
     if num_ranks > _MOST_RANKS:
         raise UsageError(f"--data-parallel-size should be at most {_MOST_RANKS:,} in a simulation, not {num_ranks:,}.")
 

@@ -87,7 +87,8 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
 
 
 def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
-    """Run `workload`, and write its recording to folder `path` during the run. So memory does not grow with the steps.
+    """Run `workload`, and write its recording to folder `path` during the run, so that memory does not grow with the
+    steps.
 
     Arguments and exceptions are those of `simulate` and `write`. The result is that of `measure`.
     """
@@ -257,8 +258,8 @@ class SimulationRun:
     ) -> Replica:
         """Build one engine with its server process and the objects that collect its results.
 
-        `source` sends its requests. `sink` receives its recording; None: it is not recorded. Its steps wait for the
-        other ranks in `lockstep`, if that is given. `setup` is that of the run by default.
+        `source` sends its requests. `sink` receives its recording; None: nothing is recorded. Its steps wait for the
+        other ranks in `lockstep`; None: it waits for no ranks. `setup` None is that of the run.
         """
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
@@ -302,7 +303,7 @@ class SimulationRun:
     ) -> EnginePlan:
         """Return the plan of a server's engine. With `answers`, the engine returns whenever requests have ended.
 
-        With `records`, it keeps the rows of the memory table and of the schedule.
+        With `records`, the engine keeps the rows of the memory table and of the schedule.
         """
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
@@ -340,7 +341,9 @@ class SimulationRun:
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _progress(self) -> Callable[[Engine], None] | None:
-        """Return a function that reports a server's ended requests to the callback. None without a callback."""
+        """Return a function that reports to the callback when requests of a server have ended; None without
+        a callback.
+        """
         progress, num_requests = self.setup.options.get("progress"), len(self.setup.workload)
         if progress is None:
             return None

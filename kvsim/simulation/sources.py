@@ -83,7 +83,7 @@ class Users:
 
 
 class OneServersUsers:
-    """Users of a single server who all begin at once. Its engine itself sends their next requests, at each answer."""
+    """Users of a single server who all begin at once. The engine itself sends their next requests, at each answer."""
 
     awaits_answers = False
 
@@ -132,10 +132,11 @@ class OpenLoop:
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield, in order of time, when the source acts: a row of the workload, seconds, and True for a look-up.
+        """Yield, in order of time, a row of the workload, a time in seconds, and True for a look-up or False for an
+        arrival.
 
-        At a look-up, the dispatcher reads the prefix caches, `lag_s` seconds before the request arrives. Otherwise the
-        request arrives. Without a lag there are no look-ups.
+        At a look-up, the dispatcher reads the prefix caches, `lag_s` seconds before the request arrives. Without a lag
+        there are no look-ups.
         """
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
@@ -192,8 +193,8 @@ class ClosedLoop:
 
 
 class Conversations:
-    """Sessions of turns. A turn is sent when the turns before it have ended and its pause is over, but not before it
-    arrives.
+    """Sends the turns of sessions. A turn is sent when the turns before it have ended and its pause is over, but not
+    before its arrival time.
 
     With `users`, arrival times do not count. Each user then has one session after the other, and thinks between
     sessions.
@@ -247,7 +248,7 @@ class Conversations:
             self._environment.process(self._turn(row, at_s))
 
     def _turn(self, row: int, at_s: float) -> Generator[simpy.Event, float, None]:
-        """Send the turn in `row` at `at_s` seconds. At its end, start the turns that wait for no other turn."""
+        """Send the turn in `row` at `at_s` seconds. When it ends, start the turns that waited only for this one."""
         if at_s > self._environment.now:
             yield self._environment.timeout(at_s - self._environment.now)
         ended_s = yield self._dispatcher.choose(row, at_s, self._servers).send(row, at_s)

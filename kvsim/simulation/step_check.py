@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Checks:
-    """The checks of one engine, made after each of its steps.
+    """Checks of one engine after each of its steps.
 
     For a pool of blocks, a check reads the blocks and the table entries that have changed, and all totals. The whole
     pool is read at steps 1, 2, 4, 8 and so on, at the end, and if a check fails. Other kinds of memory are always read
@@ -57,7 +57,7 @@ class Checks:
 
 
 class PoolMirror:
-    """Copy of a pool of blocks. It follows the changes of each step, and is compared with the engine's figures."""
+    """Copy of a pool of blocks that follows the changes of each step, and is compared with the engine's figures."""
 
     def __init__(self, driver: Driver) -> None:
         """Copy the whole pool."""

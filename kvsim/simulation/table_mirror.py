@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """Number of a block's slots in some states, as seen by one table that lists the block, or by all of its tables."""
+    """Slots of one block by state, as one table that lists the block sees them, or as all of its tables do together."""
 
     written: int
     expired: int
-    """Number of written slots that no later step reads. They count in `written` too."""
+    """Number of written slots that no later step reads; `written` counts them too."""
     reserved: int
     """Number of slots that will be written later."""
 
@@ -40,7 +40,7 @@ class Held(NamedTuple):
     skipped: int
     """Number of leading tokens that no later step reads."""
     full: int
-    """Number of tokens that the sequence has at its end."""
+    """Number of tokens that the sequence will have at its end."""
 
 
 CONNECTOR_KINDS = (CONNECTED, DISAGGREGATED)

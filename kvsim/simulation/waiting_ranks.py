@@ -24,10 +24,10 @@ class WaitingRanks:
     """The data-parallel ranks of one server. For every step, each rank calls either `meet` or `rest` once."""
 
     def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
-        """`times` are the step times. After every `agreed_every` steps, ranks check whether requests are left."""
+        """`times` are the step times. Every `agreed_every` steps, the ranks check whether any has requests left."""
         self.ranks: Sequence[ServerProcess] = ()
         self.num_steps = 0
-        """Number of steps up to now. A step in which all ranks take part counts once."""
+        """Number of steps so far. All ranks take part in each step, idle ranks included."""
         self.num_idle_steps: list[int] = [0] * times.num_ranks
         """Number of steps in which each rank took part without a batch."""
         self._environment, self._times, self._agreed_every = environment, times, agreed_every
@@ -39,9 +39,10 @@ class WaitingRanks:
         self._released = environment.event()
 
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
-        """Take part in a step with the batch that `rank` has scheduled; return when all ranks take part.
+        """Take part in a step with the batch that `rank` has scheduled; return when all ranks have taken part.
 
-        A rank without requests does not wake sleeping ranks: it only reports that another server has read its blocks.
+        If all ranks sleep and `rank` has no requests, return at once: the engine has only processed that another server
+        read its blocks.
         """
         shape, begin_s = rank.driver.last_step()
         has_batch = shape.num_tokens > 0
@@ -64,7 +65,7 @@ class WaitingRanks:
             yield from rank.await_request()
 
     def _wake_all(self) -> None:
-        """Let all ranks begin their next step, no earlier than at the present time."""
+        """End the sleep of all ranks. No rank begins its next step before the present time."""
         self._awake, self._num_since_waking = True, 0
         for each in self.ranks:
             each.driver.skip_to(self._environment.now)
@@ -84,7 +85,9 @@ class WaitingRanks:
         released.succeed()
 
     def _finish_step(self) -> None:
-        """Set the times of the step in which all ranks take part. If no rank has requests, let all sleep instead."""
+        """Set the times of the step in which all ranks take part. If they check in this step and no rank has requests,
+        let all sleep instead.
+        """
         met, self._met = [self._met[number] for number in range(len(self.ranks))], {}
         if self._num_since_waking % self._agreed_every == 0 and not any(step.has_requests for step in met):
             self._awake = False

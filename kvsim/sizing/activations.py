@@ -27,7 +27,7 @@ OUTSIDE_BYTES = 358 * _MIB
 """Bytes that libraries use after a model has run: contexts, workspaces and loaded kernels."""
 
 COMMUNICATOR_BYTES = 300 * _MIB
-"""Bytes on each GPU of a tensor-parallel group, for the exchange of results."""
+"""Additional bytes outside PyTorch on each of several GPUs, for buffers with which they exchange results."""
 
 GRAPH_BYTES = 450 * _MIB
 """Bytes that the older of vLLM's two model runners reserves for captured graphs."""
@@ -107,8 +107,8 @@ def outside_pytorch(model: Model) -> Estimate:
 
 
 def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
-    """Estimate the bytes that captured graphs reserve before the cache is created. The newer model runner reserves
-    none.
+    """Estimate the bytes that vLLM sets aside for captured graphs before it creates the cache; 0 on the newer model
+    runner, which sets none aside.
 
     `num_layers` is the number of layers in the graphs, and `num_seqs` the largest number of sequences in a step.
     """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.display.text import html_text
+from kvsim.display.text import html_text, size_words
 from kvsim.errors import BudgetError
 from kvsim.hardware import GIB
 from kvsim.kv_groups import (
@@ -28,7 +28,6 @@ from kvsim.sizing.budget_terms import (
     allowance_terms,
     encoder_cache_tokens,
     overhead_terms,
-    size_words,
     weight_terms,
 )
 from kvsim.sizing.pool_settings import PoolSettings, check_count
@@ -49,9 +48,9 @@ class Budget:
     """Served model, with its types and parallel sizes."""
     plan: CachePlan
     terms: tuple[BudgetTerm, ...]
-    """Terms of the budget in order; their sum is `kv_bytes`."""
+    """Terms of the budget in the order of printing; their sum is `kv_bytes`."""
     stage: int = 0
-    """Number, from 0, of the pipeline stage with the least memory for the pool. The budget is of its GPUs."""
+    """Number, from 0, of the pipeline stage with room for the fewest blocks. The terms are those of its GPUs."""
     encoder_cache_tokens: int = 0
     """Number of image tokens that the encoder cache holds; 0 for a text model, or if the number is unknown."""
 
@@ -110,7 +109,9 @@ class Budget:
         return self.plan.max_sequences(tokens)
 
     def with_full_layers(self) -> CachePlan | None:
-        """Return the plan for a pool of the same size if every layer kept every token; None without windows."""
+        """Return the plan for a pool of the same size if every layer kept every token. Return None if no layer has a
+        window, or if some layers are recurrent.
+        """
         is_windowed = any(group.kind is CacheKind.SLIDING_WINDOW for group in self.plan.layout.groups)
         if not is_windowed or self.model.recurrent_layers:
             return None
@@ -118,7 +119,7 @@ class Budget:
         return plan_cache(self.model, replace(self.plan.settings, uniform=True), pool, insist=True)
 
     def with_divided_latents(self) -> CachePlan | None:
-        """Return the plan of the same pool if the GPUs divided every latent. Without this, each GPU keeps a copy of it.
+        """Return the plan of the same pool if the GPUs divided every latent, of which vLLM keeps a copy on each GPU.
 
         Return None if the model has no latent attention, if there is one GPU, or if the GPUs divide the tokens of each
         sequence already.
@@ -172,11 +173,11 @@ class _StageBudget(NamedTuple):
     """Terms of the budget of one pipeline stage, and the memory into which its weights must fit."""
 
     terms: tuple[BudgetTerm, ...]
-    """Terms of the budget. Their sum is the memory for the pool."""
+    """Terms of the stage, rounding left out. Their sum is the memory for the pool."""
     weights: tuple[BudgetTerm, ...]
     weight_limit_bytes: int
     limited_by: str
-    """Name of the setting from which `weight_limit_bytes` follows, for an error message."""
+    """Name of what limits the weights to `weight_limit_bytes`, for an error message."""
 
 
 def _with_stated_pool(
@@ -219,10 +220,10 @@ def _fill(
     cache: CacheSettings,
     terms_of: Sequence[tuple[BudgetTerm, ...]],
 ) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
-    """Fill the pool with as many blocks as fit on the pipeline stage with the least memory.
+    """Fill the pool with as many blocks as fit on the pipeline stage that has room for the fewest.
 
-    `terms_of` has the terms of each stage, whose sum is the memory for blocks. Return the plan, the terms of the stage
-    with the least memory, and the number of this stage.
+    `terms_of` has the terms of each stage, whose sum is the memory for blocks. Return the plan, the terms of that stage
+    with its rounding, and the number of the stage.
     """
     sizes = bytes_per_block(model, cache)
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvsim.display.text import plural
+from kvsim.display.text import plural, size_words
 from kvsim.errors import UsageError
-from kvsim.hardware import GIB
 from kvsim.models.image_rules import RULES
 from kvsim.sizing.activations import captured_graphs, outside_pytorch, peak_activations, slot_bytes
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BudgetTerm:
-    """Line of the budget."""
+    """One line of the memory budget."""
 
     label: str
     size_bytes: int
@@ -41,7 +40,8 @@ def allowance_terms(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTer
 def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
     """Return the terms of the weights on one GPU of a pipeline stage.
 
-    `stage` has the numbers of its layers. The first stage also has the embedding, and the last stage the output head.
+    `stage` has the indices of the layers of the stage. The first stage also has the embedding, and the last stage the
+    output head.
     """
     table = model.vocab_size * model.hidden_size * model.dtype_bytes
     tables = table if model.tie_word_embeddings else 2 * table
@@ -82,7 +82,9 @@ def added_terms(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
 
 
 def overhead_terms(model: Model, settings: PoolSettings, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return all terms of one stage except those of its weights."""
+    """Return the estimated terms of one stage: activations, memory outside PyTorch, captured graphs and the encoder
+    cache.
+    """
     num_tokens, is_last = settings.max_num_batched_tokens, stage.stop == model.num_layers
     estimates = (
         ("activations", peak_activations(model, num_tokens, settings.max_num_seqs, samples=is_last)),
@@ -111,8 +113,3 @@ def _encoder_terms(model: Model, max_num_batched_tokens: int, stage: range) -> t
     each = f"{model.image_token_bytes:,} bytes each"
     why = f"outputs for {tokens:,} tokens of images, {each}; the peak of the image encoder is left out"
     return (BudgetTerm("encoder cache", -tokens * model.image_token_bytes, why),)
-
-
-def size_words(num_bytes: int) -> str:
-    """Format a number of bytes in GiB or MiB."""
-    return f"{num_bytes / GIB:,.2f} GiB" if abs(num_bytes) >= GIB // 10 else f"{num_bytes / 2**20:,.2f} MiB"

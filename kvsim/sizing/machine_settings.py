@@ -19,7 +19,7 @@ _OF_MODEL = (
     "kv_cache_dtype", "quantization", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
     "enable_expert_parallel", "decode_context_parallel_size",
 )  # fmt: skip
-"""Settings of a machine that decide how its model is served."""
+"""Settings of a machine that change the served model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drafter:
-    """Model or head that drafts tokens: its layers, and its weights."""
+    """Model, or heads of the served model, that draft tokens."""
 
     layers: tuple[Layer, ...]
     """Draft layers that need a KV cache."""
@@ -59,7 +59,7 @@ class PoolSettings:
     oversize: bool = False
     """True to create the pool even if the GPU's memory is too small for it and the weights."""
     estimates_graphs: bool = True
-    """True if the memory of CUDA graphs reduces the pool."""
+    """True to subtract the estimated memory of CUDA graphs from the pool."""
     drafter: Drafter | None = None
     """Draft layers of speculative decoding; None without drafts."""
     num_drafts: int = 0
@@ -70,7 +70,9 @@ class PoolSettings:
     """Rank for which each slot for an adapter has room."""
 
     def of_cache(self, gpu: Gpu, model: Model) -> CacheSettings:
-        """Return the settings from which the KV-cache groups of `model` on `gpu` follow."""
+        """Return the settings from which the KV-cache groups of `model` on `gpu` follow. Without `max_model_len`, the
+        limit of the model holds.
+        """
         return CacheSettings(
             max_model_len=model.max_position_embeddings if self.max_model_len is None else self.max_model_len,
             max_num_batched_tokens=self.max_in_flight_tokens or self.max_num_batched_tokens,
@@ -84,7 +86,7 @@ class PoolSettings:
         )
 
     def check(self) -> None:
-        """Check the share of the GPU's memory and the limits of a step.
+        """Check the share of the GPU's memory, `max_num_seqs` and `max_num_batched_tokens`.
 
         Raises:
             UsageError: the share or a limit is out of range.

@@ -30,17 +30,15 @@ exchanges.
 Source: the log in sglang#11716, in which 137.29 of 139.72 GiB of each of eight H200 are free at that time.
 """
 _CARDS = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
-"""SGLang's defaults by the memory of the GPU. An entry is for GPUs with less GiB than its first number.
-
-The next numbers are `chunked_prefill_size`, the largest batch with a captured graph on up to three GPUs, and the
-largest batch with one on more GPUs.
+"""SGLang's defaults by the memory of the GPU, in ascending order: (upper limit of the memory in GiB,
+`chunked_prefill_size`, largest batch with a captured graph on up to three GPUs, the same on more GPUs).
 """
 _LARGEST_CARD = (16384, 512, 512)
-"""SGLang's defaults for GPUs with more memory than all entries of `_CARDS`."""
+"""The last three numbers of an entry of `_CARDS`, for GPUs with more memory than all entries."""
 _LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
 _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8
 _MANY = 4
-"""Number of GPUs from which the last column of `_CARDS` applies."""
+"""Smallest number of GPUs for which the last number of an entry of `_CARDS` holds."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
 """Smallest and largest default of `max_running_requests`, and its value per `context_length` of slots.
 """
@@ -54,14 +52,14 @@ _PAGE_OF_SPARSE = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotBudget:
-    """Slots of one GPU, and the terms of memory from which they follow."""
+    """Slots of the KV cache on one GPU, and the terms of memory from which their number follows."""
 
     gpu: Gpu
     model: Model
     mem_fraction_static: float
     page_size: int
     terms: tuple[BudgetTerm, ...]
-    """Terms of the budget in order; their sum is `kv_bytes`."""
+    """Terms of the budget in the order of printing; their sum is `kv_bytes`."""
 
     @property
     def kv_bytes(self) -> int:
@@ -90,7 +88,9 @@ def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
 
 
 def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
-    """Return the page sizes that SGLang's attention kernels allow, in tokens, the default first; empty if any."""
+    """Return the page sizes that SGLang's attention kernels allow, in tokens, the default first; empty if they allow
+    all.
+    """
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return (_PAGE_OF_SPARSE,)
     has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
@@ -98,7 +98,8 @@ def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
 
 
 def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
-    """Check that SGLang starts with these sizes of a chunk of a prompt and of a page, in tokens.
+    """Check that the size of a chunk of a prompt is a multiple of the size of a page (both in tokens), as SGLang
+    demands.
 
     Raises:
         UsageError: it does not start.
@@ -130,10 +131,8 @@ def least_reserve(gpu: Gpu, model: Model) -> int:
 
 
 def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
-    """Return SGLang's default `mem_fraction_static`.
-
-    It is the share of the GPU's memory that a reserve for the largest step leaves. The formula and its constants are
-    SGLang's.
+    """Return SGLang's default `mem_fraction_static`: the share of the GPU's memory that a reserve for activations and
+    captured graphs leaves. The formula and its constants are SGLang's.
     """
     card_mib = gpu.memory_bytes / _MIB
     reserve = _MIB_PER_TOKEN * max(chunked_prefill_size, _LEAST_TOKENS) + least_reserve(gpu, model) / _MIB
@@ -150,7 +149,8 @@ def plan_slots(
     chunked_prefill_size: int | None = None,
     page_size: int | None = None,
 ) -> SlotBudget:
-    """Return the slots that SGLang would create on `gpu` for `model`. None means SGLang's default on this GPU.
+    """Return the slots that SGLang would create on `gpu` for `model`. An argument that is None has SGLang's default on
+    this GPU.
 
     Raises:
         UsageError: `mem_fraction_static` is not between 0 and 1, or the model has several pipeline stages.

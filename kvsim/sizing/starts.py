@@ -14,7 +14,8 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.sizing.budget import Budget
 
 Plan = Callable[[Mapping[str, Any]], Budget]
-"""Function that returns the budget after the given settings are changed.
+"""Function that returns the budget after the given settings are changed. It raises BudgetError or UsageError if the
+server does not start.
 
 If `find_max_model_len` is among the settings, the budget has the largest `max_model_len` that fits.
 """
@@ -33,22 +34,22 @@ _SHORTEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class StartingSettings:
-    """Settings, by name, with which the server starts."""
+    """Changed settings, by name, with which the server starts, and its budget with them."""
 
     settings: Mapping[str, Any]
     budget: Budget
 
     @property
     def flags(self) -> str:
-        """Text of the settings as flags of vLLM."""
+        """The changed settings as flags of vLLM."""
         return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items())
 
 
 def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[StartingSettings]:
-    """Return, for each setting, the first value in `_LADDERS` with which the server starts.
+    """Return, for each setting, the first value in `_LADDERS` with which the server starts, as the only change.
 
-    If no value is enough for the present `max_model_len`, the change also reduces `max_model_len`. Such a change is
-    left out if reducing `max_model_len` alone is enough.
+    If no value is enough for the present `max_model_len`, the change also reduces `max_model_len`; such a change is
+    left out if reducing `max_model_len` alone is enough. The first change in the list reduces only that, if this helps.
 
     Args:
         plan: Function that plans the budget; it raises BudgetError or UsageError if the server does not start.

@@ -132,7 +132,7 @@ class TestRecordings:
         (
             ("run", "--kv-gib", "999999"),
             1,
-            "take 14.96 GiB on each H200, and the KV cache leaves 0.00 MiB of its 139.80 GiB",
+            "take 14.96 GiB on each H200, and the KV cache leaves 0 B of its 139.80 GiB",
         ),
         (("run", "--num-blocks", "99999999999", "--oversize"), 1, "bytes of KV memory are 99,999,999,998 units"),
         (("run", "--num-blocks", "0"), 2, "--num-blocks should be at least 1, not 0."),
