@@ -69,7 +69,7 @@ The divisors are the largest shares of the data sheet's peak that kernels reach.
 compensate an error in another one.
 """
 _ROUNDS = 3
-"""Number of iterations of the fit. Each fits the coefficients, then the paces of the machines, then `of_size_s`."""
+"""Number of iterations of one fit. Each fits the coefficients, then the paces of the machines, then `of_size_s`."""
 _EVALUATIONS = 15
 """Largest number of evaluations of the model in one iteration of the fit."""
 _PRIOR_WEIGHT = 0.3

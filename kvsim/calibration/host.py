@@ -24,7 +24,9 @@ from kvsim.steptime import TYPICAL, Pace, Roofline, at_pace
 
 
 def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile:
-    """Return `profile` for the host of `recordings`, which must be of the profile's GPU, model and engine.
+    """Return `profile` with its host times scaled to the host of `recordings`, and with the errors that remain on them.
+
+    The recordings must be of the profile's GPU, model and engine.
 
     Raises:
         UsageError: there is no recording, or one is a simulation or of another GPU, model or engine.

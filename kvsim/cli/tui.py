@@ -141,10 +141,12 @@ def command(
 
 
 class _Shown(NamedTuple):
-    """Content that the interface shows. It is made after the interface has started."""
+    """Functions that make what the interface shows. They are called after the interface has started."""
 
     make: Callable[[Any], Any]
-    """Function that makes the recording, the recordings or the lesson. Its argument reports progress."""
+    """Function that makes the recording, the recordings or the lesson. Its argument receives the progress; None for no
+    reports.
+    """
     runs: Callable[[], Any] | None = None
     """Function that simulates the same requests under all policies; None if no comparison is possible."""
     ample: Callable[..., Any] | None = None

@@ -14,14 +14,14 @@ _BATCH_S = 0.5
 
 
 class Batches:
-    """Queue of tasks that were not sent yet, from which batches are taken.
+    """Queue of tasks that were not sent yet, from which batches are taken. A task is the two arguments of a call.
 
-    A task is the two arguments of a call. The first batches have one task each. Once the mean time of a task is known,
-    a batch takes about `_BATCH_S`. Batches shrink towards the end, so that all workers end at about the same time.
+    The first batches have one task each. Once the mean time of a task is known, a batch takes about `_BATCH_S`. Batches
+    shrink towards the end, so that all workers end at about the same time.
     """
 
     def __init__(self, tasks: Mapping[str, tuple[Any, Any]], num_workers: int) -> None:
-        """Start with all tasks, as `Workers.results` gets them."""
+        """Queue all tasks. `tasks` has the two arguments of each call, by key."""
         self._left = deque(tasks.items())
         self._num_workers = num_workers
         self._num_made, self._took_s = 0, 0.0

@@ -60,11 +60,12 @@ class Grown:
 
 
 def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Mapping[str, float]) -> list[Grown]:
-    """Return the smallest number of servers of each kind that fit each multiple of a load, for each multiple the
-    cheapest kinds first.
+    """Return, for each multiple of a load, the three cheapest ways to serve it: a kind of server, and the smallest
+    number of such servers.
 
-    The kinds are the server of `answer` and its single changes of GPUs. The load of `answer` is the first multiple.
-    `prices` are per GPU hour, by the name of the GPU.
+    The kinds are the server of `answer` and each change of its GPUs alone. The load of `answer` is the first multiple.
+    `prices` are per GPU hour, by the name of the GPU; if a price is missing, the ways with the fewest GPUs are
+    returned.
     """
     kinds = {"as asked": answer.server.changed(replicas=1)} | {
         each.change.words: each.change.server.changed(replicas=1)

@@ -47,7 +47,7 @@ class Answer:
     shortened_from: int | None = None
     """The asked `max_model_len`, if the server does not start with it; None if it starts."""
     bound: str = ""
-    """Sentence on simulations that were omitted because they take long; empty if none was."""
+    """Sentence on simulations that were left out because they take long; empty if none was."""
 
     def __repr__(self) -> str:
         return f"<Answer: {self.verdict}>"
@@ -181,7 +181,9 @@ def command_dict(server: SearchedServer) -> dict[str, Any]:
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
-    """Return prediction intervals for JSON, by figure; those of a figure that is NaN are left out."""
+    """Return the prediction intervals `band` with lists in place of tuples, for JSON. Figures without an interval (NaN)
+    are left out.
+    """
     return {name: [low, high] for name, (low, high) in band.items() if not math.isnan(low)}
 
 

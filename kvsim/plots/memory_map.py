@@ -39,7 +39,7 @@ def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
 
 
 COLORS = _table_of(THEMES["light"])
-"""Colours of units on a light background, in the order of `codes_of`."""
+"""Colours of units on a light background: row i has the colour (red, green, blue) of code i of `codes_of`."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Fractional part of the golden ratio. Its multiples modulo 1 are even and aperiodic, which avoids aliasing with
 patterns of the pool.
@@ -99,8 +99,8 @@ def shows_owners(recording: Recording) -> bool:
 
 
 def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
-    """Return the index in `COLORS` for each unit, by its state and, if `owners` is not None, by the hue of
-    its owner.
+    """Return the code of each unit, from which its colour follows: by its state and, if `owners` is not None, by the
+    hue of its owner.
     """
     first = states * np.uint8(1 + NUM_HUES)
     if owners is None:

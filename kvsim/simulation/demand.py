@@ -20,10 +20,10 @@ from kvsim.workload import Ragged, Workload
 def demand_of(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, num_slots: int, *, recording: bool
 ) -> Demand:
-    """Return the demand of `workload` on a pool of `num_slots` slots.
+    """Return the demand of `workload` on a pool of `num_slots` slots. `layout` is None for policies without blocks.
 
-    Prompts get keys if a prefix cache looks them up. If the run is recorded (`recording`), prompts get keys in any
-    case, because the recording has prompt hashes.
+    Prompts get keys if the workload tells which prefixes are equal, and if a prefix cache or the prompt hashes of a
+    recording (`recording`) need them.
     """
     prompt = workload.prompt_tokens.astype(np.int64)
     # Answers, and the limits on them, end at the longest sequence that the policy allows.

@@ -164,8 +164,8 @@ class DuplicatePrefixes:
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
         """Prepare to take samples at some of `num_requests` arrivals.
 
-        `samples` are samples of servers that were simulated one by one: for each server a sequence, with equal sample
-        times.
+        `samples[server][i]` are the cached keys of a server in the i-th sample, for servers that were simulated one by
+        one.
         """
         self._num_requests, self._num_seen = num_requests, 0
         self._samples = [num_extra(held) for held in zip(*samples, strict=True)]

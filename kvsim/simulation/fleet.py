@@ -311,8 +311,9 @@ class Apart:
 
     @classmethod
     def of(cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()) -> Apart:
-        """Return the servers of `setup`. Their recordings go to folders in `path` or to `sinks`; without either,
-        nothing is recorded.
+        """Return `num_servers` servers that each get a part of the requests of `setup`.
+
+        Each is recorded to a folder in `path`, or else to its sink in `sinks`; without either, to nothing.
         """
         arrival_s = setup.workload.arrival_s
         rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)

@@ -321,7 +321,9 @@ class FinalRows:
     def _columns(
         self, table: type[Copies | EncoderEvents | Memory], rows: Records[Any], num_rows: int
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return the columns of `table` from the first `num_rows` of `rows`, the engine's buffer."""
+        """Return the columns of `table` from the first `num_rows` of `rows`, the engine's buffer. Requests are
+        renumbered as in the recording.
+        """
         columns = {name: column(rows, name, num_rows).astype(spec.dtype, copy=False) for name, spec in table.columns()}
         return columns | {"request": self._numbered(columns["request"])}
 

@@ -80,12 +80,14 @@ class _Write(NamedTuple):
 
 
 class _LoadedPrompt(NamedTuple):
-    """A load from the prefix store, and the span of time in which the server decided on it, in seconds."""
+    """A load from the prefix store, with the earliest and the latest time in seconds at which the server can have
+    decided on it.
+    """
 
     from_s: float
-    """Begin of the step before the one that allocates the blocks: a scheduler may read the store that early."""
+    """Earliest time of the decision: the begin of the last step before the blocks are allocated."""
     until_s: float
-    """Begin of the step that allocates the blocks."""
+    """Latest time of the decision: the begin of the step that allocates the blocks."""
     file: Path
     row: int
     """Row of `transfers.parquet`, for errors."""
