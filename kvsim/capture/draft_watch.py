@@ -18,7 +18,7 @@ _KEYS = (
     *("disable_eagle_block_drop", "disable_lookahead_block_hashes"),
 )
 _DROPS = ("use_eagle_block_drop", "use_eagle")
-"""Names, by release, of the attribute that tells whether the last block of a prefix hit is computed again."""
+"""Attributes, one of which each release has, that tell whether the last block of a prefix hit is computed again."""
 
 
 def speculates(scheduler: Any) -> bool:
@@ -27,7 +27,7 @@ def speculates(scheduler: Any) -> bool:
 
 
 def speculative_config_of(scheduler: Any) -> dict[str, Any]:
-    """Return the settings of an engine's `speculative_config` that decide about drafts, with vLLM's keys."""
+    """Return the settings of an engine's `speculative_config` that decide about drafts, by vLLM's names."""
     config = scheduler.vllm_config.speculative_config
     settings = {name: getattr(config, name, None) for name in _KEYS}
     ranges = settings["num_speculative_tokens_per_batch_size"]
@@ -38,18 +38,24 @@ def speculative_config_of(scheduler: Any) -> dict[str, Any]:
 
 
 def num_draft_modules(scheduler: Any) -> int:
-    """Return the number of modules that draft one after the other; it is above 1 only with multi-token prediction."""
+    """Return the number of modules that draft one after the other; above 1 only with multi-token prediction."""
     return max(int(getattr(scheduler, "num_prefill_lookahead", 1)), 1)
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return the number of draft modules, and of tokens beyond the end of a block that its hash covers."""
+    """Return the number of draft modules, and if it is above 0, the number of tokens after its block that a hash
+    covers.
+    """
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 
 
 def check_drafts(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
-    """Check that kvsim follows the drafts of an engine."""
+    """Check that kvsim follows the drafts of an engine.
+
+    Raises:
+        RecordingError: it does not; the message says why.
+    """
     if getattr(scheduler, "connector", None) is not None and not rules_of(release).caches_processed:
         raise RecordingError(
             f"the engine speculates and exchanges KV with other servers, and kvsim follows both together in vLLM 0.33, "
@@ -89,17 +95,25 @@ class DraftWatch:
         self._before: dict[str, tuple[Any, int]] = {}
 
     def updating(self, scheduler: Any, output: Any) -> None:
-        """Remember the number of output tokens of each request in a step, before the step's output is processed."""
+        """Store the number of output tokens of each request of a step. Call this before the step's output is
+        processed.
+        """
         present = (scheduler.requests.get(name) for name in output.num_scheduled_tokens)
         self._before = {each.request_id: (each, each.num_output_tokens) for each in present if each is not None}
 
     def gained(self, rows: dict[str, int]) -> list[tuple[int, int]]:
-        """Return row and number of new output tokens of each request that got any from the step's output."""
+        """Return the row, and the number of new output tokens, of each request that got any since `updating`.
+
+        `rows` has the rows of requests by name.
+        """
         gained = {name: each.num_output_tokens - before for name, (each, before) in self._before.items()}
         return [(rows[name], tokens) for name, tokens in gained.items() if tokens and name in rows]
 
 
 def proposed(scheduler: Any, names: list[str], rows: dict[str, int]) -> list[tuple[int, int]]:
-    """Return row and number of proposed drafts of each request in `names` that has drafts."""
+    """Return the row, and the number of proposed drafts, of each request in `names` that has drafts.
+
+    `rows` has the rows of requests by name.
+    """
     waiting = {name: len(scheduler.requests[name].spec_token_ids) for name in names if name in scheduler.requests}
     return [(rows[name], drafts) for name, drafts in waiting.items() if drafts and name in rows]

@@ -33,7 +33,7 @@ _ENVIRONMENT = {
 _LORA_RANK = 16
 """Largest rank of LoRA adapters that vLLM accepts by default."""
 _WARM_UP = (12, 64)
-"""Number of warm-up requests, which are not recorded, and number of tokens of each prompt and of each answer."""
+"""Number of warm-up requests, which are not recorded, and number of tokens of each of their prompts and answers."""
 
 
 def check_installed(release: str) -> None:
@@ -53,7 +53,7 @@ def check_installed(release: str) -> None:
 
 
 class DrivenEngine:
-    """A vLLM engine that this process drives, as a context manager."""
+    """vLLM engine in this process, as a context manager."""
 
     def __init__(self, model: str, *, async_scheduling: bool = True, **engine_args: Any) -> None:
         """Start the engine.
@@ -105,15 +105,15 @@ class DrivenEngine:
         extra: Mapping[str, Any] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Recording:
-        """Serve `workload` and write its recording to `folder`.
+        """Serve `workload`, write its recording to `folder`, and return the recording.
 
         Args:
-            workload: the requests; outputs are cut at their `output_tokens`, whatever the model generates.
+            workload: the requests; outputs end at their `output_tokens`, whatever the model generates.
             folder: path of the recording; it must not exist.
             users: number of requests served at a time, ignoring arrival times; None for open loop.
             command: command line, which the recording's metadata states.
             extra: further fields of the metadata.
-            progress: called with the number of finished requests and the number of all requests.
+            progress: function called with the number of finished requests and the number of all requests.
 
         Raises:
             UsageError: `folder` exists.
@@ -149,7 +149,10 @@ class DrivenEngine:
         seed: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> float:
-        """Serve `workload`, starting with an empty prefix cache; return the seconds that it took."""
+        """Serve `workload`, beginning with an empty prefix cache. Return the seconds that it took.
+
+        The arguments are those of `record`; `seed` is that of the random token ids.
+        """
         prompts = token_ids(workload, self._vocab_size, seed)
         self._forget()
         arrivals = workload.arrival_s.tolist() if users is None else [0.0] * len(workload)
@@ -179,7 +182,7 @@ class DrivenEngine:
         self._engine.reset_prefix_cache(**{"reset_connector": True} if offloads else {})
 
     def _send(self, workload: Workload, prompts: list[list[int]], row: int, due_s: float) -> None:
-        """Give the engine the request in `row`. `due_s` is its arrival time, in seconds of the wall clock."""
+        """Give the engine the request in `row`. `due_s` is its arrival time by the wall clock."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         parameters = SamplingParams(

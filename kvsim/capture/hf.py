@@ -45,8 +45,6 @@ _COUNTERS = {
 
 
 class _AfterStep(StoppingCriteria):  # type: ignore[misc]
-    """Calls `on_step` after each step of `generate()`, and never stops it."""
-
     def __init__(self, on_step: Callable[[], None]) -> None:
         self._on_step = on_step
 
@@ -56,7 +54,7 @@ class _AfterStep(StoppingCriteria):  # type: ignore[misc]
 
 
 class GenerateRecorder:
-    """Records every call of `model.generate` inside the context."""
+    """Recorder of every call of `model.generate` inside the context."""
 
     def __init__(
         self,
@@ -66,14 +64,12 @@ class GenerateRecorder:
         earlier_batches: Sequence[Mapping[str, Any]] = (),
         command: str = "",
     ) -> None:
-        """Watch `model`.
-
-        Args:
-            model: a transformers model with `generate`.
-            allocation_history: number of PyTorch's own allocation events to keep (0: none; needs CUDA).
-            earlier_batches: batches that this process generated before, from other recorders' `batches`; the first
-                batch of a shape is slower.
-            command: command line for the provenance.
+        """Args:
+        model: a transformers model with `generate`.
+        allocation_history: number of PyTorch's allocation events to keep; 0 for none. It needs CUDA.
+        earlier_batches: batches that this process generated before, from other recorders' `batches`; the first
+            batch of a shape is slower.
+        command: command line for the provenance.
         """
         self._model = model
         self._earlier = list(earlier_batches)
@@ -85,7 +81,7 @@ class GenerateRecorder:
         self._min_new_tokens = False
         self._given_back: list[int] = []
         self.batches: list[dict[str, Any]] = []
-        """Calls of `generate()` so far: number of rows, width, new tokens, whether it was padded, and its cache."""
+        """Calls of `generate()` up to now, each with its rows, width, new tokens, cache, and whether it was padded."""
         self._step_ends_us: list[float] = []
         self._memory_before = self._memory_after = _memory_held(cuda=False)
         self.allocator: AllocatorHistory | None = None
@@ -114,12 +110,12 @@ class GenerateRecorder:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     def give_back(self) -> None:
-        """Empty PyTorch's cache, and note this: the next batch then asks the driver for memory again."""
+        """Empty PyTorch's cache, and record this: the next batch then asks the driver for memory again."""
         torch.cuda.empty_cache()
         self._given_back.append(len(self.batches))
 
     def recording(self, name: str = "") -> Recording:
-        """Return the recording so far.
+        """Return the recording of all calls up to now.
 
         Raises:
             UsageError: nothing was generated.
@@ -168,7 +164,6 @@ class GenerateRecorder:
         return self._builder.finish(meta, name)
 
     def _recorded_generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model's `generate()`, and record its steps as one batch."""
         inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if inputs is None:
             return self._generate(*args, **kwargs)
@@ -226,8 +221,6 @@ class GenerateRecorder:
 
 
 class _RecordedBatch:
-    """One call of `generate()`, step by step."""
-
     def __init__(
         self, builder: RecordingBuilder, prompts: Sequence[int], width: int, limit: int, time_s: float
     ) -> None:
@@ -241,7 +234,6 @@ class _RecordedBatch:
         self._start_s = time_s
 
     def step(self, time_s: float, counters: dict[str, int]) -> None:
-        """Record a step that has just ended."""
         builder, rows = self._builder, self._rows
         tokens, done = (self._width, 0) if self._num_steps == 0 else (1, self._width + self._num_steps - 1)
         builder.next_seq()
@@ -268,7 +260,7 @@ class _RecordedBatch:
         self._start_s = time_s
 
     def end(self, outputs: Sequence[int]) -> None:
-        """Record the number of output tokens of each row, known once `generate()` has returned, in the last step."""
+        """Record the number of output tokens of each row. It is known only after `generate()` has returned."""
         time_s = self._start_s  # a busy host may return from generate() much later
         for row, count in zip(self._rows, outputs, strict=True):
             if count > 1:
@@ -277,7 +269,7 @@ class _RecordedBatch:
 
 
 def _memory_held(*, cuda: bool) -> dict[str, Any]:
-    """Return the allocated and reserved bytes of PyTorch's allocator, and of each pool of captured graphs."""
+    """Return the allocated and reserved bytes of PyTorch's allocator, and the bytes of each pool of captured graphs."""
     if not cuda:
         return {"allocated_bytes": 0, "reserved_bytes": 0, "private_segment_bytes": []}
     segments = torch.cuda.memory_snapshot()
@@ -325,7 +317,10 @@ def find_device(name: str | None) -> str:
 
 
 def load_model(folder: Path, *, device: str, dtype: Any = None) -> Any:
-    """Load the model in `folder` on `device` for generation, with random weights if it has none."""
+    """Load the model in `folder` on `device` for generation, with random weights if it has none.
+
+    `dtype` is that of the weights; None for the one in the model's configuration.
+    """
     if has_weights(folder):
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto")
     else:
@@ -378,7 +373,6 @@ def generate_workload(
 
 
 def _check_lengths(workload: Workload, longest_tokens: int | None) -> None:
-    """Check that every request fits the model's longest sequence, if that is known."""
     tokens = workload.prompt_tokens.astype(np.int64) + workload.output_tokens
     if longest_tokens is not None and len(tokens) and tokens.max() > longest_tokens:
         row = int(tokens.argmax())

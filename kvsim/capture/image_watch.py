@@ -35,22 +35,23 @@ def encoder_settings(scheduler: Any) -> dict[str, Any]:
 
 
 class ImageWatch:
-    """Reports the images of one scheduler. `report` is called with the name of an event and its fields."""
+    """Reporter of the images of one scheduler. `report` is called with the name of an event and its fields."""
 
     def __init__(self, scheduler: Any, report: Callable[..., None], changed: Callable[..., None]) -> None:
         """Watch the encoder cache of `scheduler`.
 
-        `changed` is called after every call that may change the cache, with the arguments of `ImageWatch.changed`.
+        `changed` is called after every call that may change the cache, with the arguments of `ImageWatch.changed`. It
+        is the recorder's guard around that method.
         """
         self._scheduler, self._report = scheduler, report
         self._cache = scheduler.encoder_cache_manager
         self._numbers: dict[str, int] = {}
-        """Number of each image in the recording, by the image's hash; from 1 on."""
+        """Number of each image in the recording, from 1, by the image's hash."""
         self._outputs: dict[str, int] = {}
         """Number of encoder outputs of each image, by the image's hash."""
         self._cached: set[str] = set()
         self._held: set[tuple[str, str]] = set()
-        """Uses of images: pairs of a request's name and the hash of an image that the request uses."""
+        """Pairs of a request's name and the hash of an image that the request holds in the cache."""
         for name in _CHANGING:
             setattr(self._cache, name, self._watched(getattr(self._cache, name), changed))
 
@@ -65,7 +66,11 @@ class ImageWatch:
         return watched
 
     def start(self, rows: dict[str, int]) -> None:
-        """Begin a recording. `rows` has the rows of its requests by name."""
+        """Begin a recording. `rows` has the rows of its requests by name.
+
+        Raises:
+            RecordingError: the encoder cache is not empty.
+        """
         if self._cache.cached:
             raise RecordingError(
                 "the encoder cache already holds images; empty it (reset_encoder_cache), or record from the start."
@@ -106,7 +111,9 @@ class ImageWatch:
             raise RecordingError(f"request {name} has images, and {problem}.")
 
     def changed(self, request: Any, input_id: int, evicted: list[str]) -> None:
-        """Report the effect of a call for the image `input_id` of a request; `evicted` are hashes of evicted images."""
+        """Report what a call for image `input_id` of a request changed. `evicted` has the hashes of the images that it
+        evicted.
+        """
         for each in evicted:
             self._cached.discard(each)
             self._happened(ImageEventKind.EVICT, _NOBODY, each)
@@ -124,7 +131,7 @@ class ImageWatch:
             self._happened(ImageEventKind.LET_GO, self._rows[name], image)
 
     def scheduled(self) -> None:
-        """Check that only the scheduler has changed the encoder cache."""
+        """Check that nothing but the scheduler has changed the encoder cache."""
         if len(self._cached) != len(self._cache.cached):
             raise RecordingError("the encoder cache was emptied (reset_encoder_cache), which a recording cannot hold.")
 
@@ -133,7 +140,7 @@ class ImageWatch:
 
 
 def _runs(mask: Any) -> list[int]:
-    """Return the first index and the length of each sequence of true entries in a mask, as a flat list.
+    """Return first index and length of each range of true entries in a mask, as a flat list.
 
     The list is empty without a mask, or if all entries are true.
     """

@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
-    """Return the groups of vLLM's `KVCacheConfig`, on the GPU of its first worker.
+    """Return the groups of vLLM's `KVCacheConfig`, that of the GPU of its first worker.
 
     Raises:
         RecordingError: a group is of a kind whose blocks kvsim does not follow.
@@ -44,13 +44,15 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
 
 
 def _allocated_bytes(tensors: list[Any]) -> int:
-    """Return the bytes of all blocks. Since vLLM 0.29, every tensor is a view of one allocation and states its size."""
+    """Return the bytes of all blocks. Since vLLM 0.29, every tensor is a view of one allocation, and states its
+    size.
+    """
     sizes = [tensor.size for tensor in tensors]
     return int(sum(sizes) if hasattr(tensors[0], "shared_by") else max(sizes))
 
 
 def _first(spec: Any) -> Any:
-    """Return the spec of the first layer, if the layers of a group have pages of different sizes."""
+    """Return `spec`, or the spec of a group's first layer if the layers have pages of different sizes."""
     return next(iter(spec.kv_cache_specs.values())) if hasattr(spec, "kv_cache_specs") else spec
 
 

@@ -1,4 +1,4 @@
-"""Identity of the machine of a recording, which does not describe the machine."""
+"""Identity of the machine of a recording. It tells two machines apart, but describes neither."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from hashlib import sha256
 
 
 def machine() -> dict[str, str]:
-    """Return eight hexadecimal digits that identify the GPU, as an entry of a recording's provenance; empty without
-    GPU."""
+    """Return an entry of a recording's provenance: eight hexadecimal digits that identify the GPU. Empty without a
+    GPU.
+    """
     import torch  # noqa: PLC0415  a process that records has it; the caller may say better what is missing
 
     if not torch.cuda.is_available():

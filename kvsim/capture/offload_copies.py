@@ -14,11 +14,13 @@ from kvsim.errors import RecordingError
 
 
 class OffloadWatch:
-    """Reports the copies of one scheduler as events.
+    """Reporter of the copies of one scheduler as events.
 
-    `report("copy", copy, is_load, row, gpu_blocks, host_blocks)`: a copy of the request in `row` starts.
-    `report("await", copies)`: the step waits for these copies. `report("copied", copy, host_blocks)`: a copy is
-    complete. Copies are numbered from 0.
+    - `report("copy", copy, is_load, row, gpu_blocks, host_blocks)`: a copy of the request in `row` begins.
+    - `report("await", copies)`: the step waits for these copies.
+    - `report("copied", copy, host_blocks)`: a copy is complete.
+
+    Copies are numbered from 0.
     """
 
     def __init__(self, scheduler: Any, report: Callable[..., None]) -> None:
@@ -26,7 +28,7 @@ class OffloadWatch:
         self._scheduler, self._report = scheduler, report
         self._connector = scheduler.connector.connector_scheduler
         self._first_job = 0
-        """Number that vLLM gives to the first copy of the recording, which the recording numbers 0."""
+        """vLLM's number of the copy that the recording numbers 0."""
         self._watch_copies()
 
     def settings(self) -> dict[str, Any]:
@@ -42,14 +44,20 @@ class OffloadWatch:
         }
 
     def start(self) -> None:
-        """Begin a recording."""
+        """Begin a recording.
+
+        Raises:
+            RecordingError: host memory is not empty.
+        """
         manager = self._connector.manager
         if self._connector._jobs or manager._num_allocated_blocks > len(manager._free_list):
             raise RecordingError("host memory holds blocks already; record from the engine's start on.")
         self._first_job = self._connector._job_counter
 
     def scheduled(self, output: Any, rows: dict[str, int]) -> None:
-        """Report the copies that a step starts, and the earlier copies for whose end the step waits."""
+        """Report the copies that a step begins, and the earlier copies for which it waits. `rows` has rows by request
+        name.
+        """
         metadata = output.kv_connector_metadata  # vLLM calls a copy a job
         for is_load, jobs in ((True, metadata.load_jobs), (False, metadata.store_jobs)):
             for number, job in jobs.items():
@@ -82,7 +90,7 @@ class OffloadWatch:
 
 
 def has_offload(scheduler: Any) -> bool:
-    """Tell whether the scheduler has the native offload of vLLM 0.25; other releases track copies differently."""
+    """Tell whether the scheduler has the native offload whose copies kvsim follows: that of vLLM 0.24 and 0.25."""
     connector = getattr(getattr(scheduler, "connector", None), "connector_scheduler", None)
     config = getattr(connector, "config", None)
     return hasattr(connector, "_block_id_to_pending_jobs") and hasattr(config, "block_size_factor")

@@ -22,19 +22,19 @@ from kvsim.live.address import parse_address
 log = logging.getLogger("kvsim")
 
 _PERIOD_S = 0.1
-"""Maximum seconds that an event waits before it is sent."""
+"""Longest time in seconds that an event waits before it is sent."""
 _MAX_WAITING_BYTES = 16 << 20
-"""Maximum bytes that wait for the process that serves viewers; more end the publication."""
+"""Largest number of bytes that may wait for the process that serves viewers; more end the publication."""
 _BACKLOG = 16
 _END_S = 3.0
-"""Maximum seconds that the process which serves viewers may take to end."""
+"""Longest time in seconds for the process that serves viewers to end."""
 
 
 class Publisher:
-    """A sink that sends events to viewers."""
+    """Sink that sends events to viewers."""
 
     def __init__(self, address: str) -> None:
-        """Listen on `address` (`HOST:PORT` or `PORT`; the loopback interface unless a host is named)."""
+        """Listen on `address`: `HOST:PORT`, or `PORT` of the loopback interface."""
         host, port = parse_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
@@ -55,7 +55,9 @@ class Publisher:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes in the engine's process that have not been sent, whatever the number of viewers."""
+        """Number of bytes in the engine's process that have not been sent. It does not depend on the number of
+        viewers.
+        """
         return self._pump.waiting_bytes
 
     def write(self, lines: bytes) -> None:
@@ -75,7 +77,7 @@ class Publisher:
             self._process.wait()
 
     def _send(self, lines: bytes) -> None:
-        """Send lines, and after them an empty line, which marks that the engine's state is complete."""
+        """Send `lines`, and an empty line, which marks that the engine's state is complete."""
         write_all(self._log.fileno(), lines + b"\n")
 
     def _give_up(self, reason: str) -> None:
@@ -84,7 +86,6 @@ class Publisher:
 
 
 def _serve(listener: socket.socket) -> subprocess.Popen[bytes]:
-    """Start the process that serves viewers at `listener`; its standard input is the log."""
     descriptor = listener.fileno()
     # The process must find this package wherever this one did.
     path = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]

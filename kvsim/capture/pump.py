@@ -15,7 +15,7 @@ MAX_WAITING_BYTES = 64 << 20
 
 
 class Pump:
-    """Queue of bytes that one thread pushes, and that this object's own thread delivers."""
+    """Queue of bytes that the engine's thread fills, and that a thread of its own delivers."""
 
     def __init__(
         self,
@@ -29,11 +29,14 @@ class Pump:
         """Start the thread.
 
         Args:
-            deliver: sends bytes to the destination. A call gets the bytes of one or more pushes, in order. The function
-                may block, and may raise OSError.
-            give_up: called once, with a reason, if delivery fails or falls too far behind. It may run in either thread.
+            deliver: function that sends bytes, of one or more pushes in order, to the destination. It may block, and
+                may
+                raise OSError.
+            give_up: function called once, with a reason, if delivery fails or falls too far behind. It may run in
+                either
+                thread.
             name: name of the thread.
-            period_s: longest time that bytes wait before they are delivered, in seconds.
+            period_s: longest time in seconds that bytes wait before they are delivered.
             max_waiting_bytes: number of waiting bytes above which delivery is given up.
         """
         self._deliver, self._give_up = deliver, give_up
@@ -49,11 +52,11 @@ class Pump:
 
     @property
     def waiting_bytes(self) -> int:
-        """Number of pushed bytes that have not been delivered."""
+        """Number of pushed bytes that are not delivered; 0 after delivery was given up."""
         return self._pushed_bytes - self._taken_bytes if self.open else 0
 
     def push(self, lines: bytes) -> None:
-        """Queue `lines` for delivery. This takes about a microsecond, even if the destination blocks."""
+        """Queue `lines` for delivery. It takes about a microsecond, even if the destination blocks."""
         if not self.open:
             return
         self._waiting.append(lines)
@@ -64,7 +67,7 @@ class Pump:
             self._ready.set()
 
     def close(self, timeout_s: float) -> bool:
-        """Deliver the queued bytes; return False if delivery takes longer than `timeout_s` seconds."""
+        """Deliver the queued bytes. Return False if this takes longer than `timeout_s` seconds."""
         self._closing.set()
         self._ready.set()
         self._thread.join(timeout_s)

@@ -19,7 +19,7 @@ from kvsim.models.layers import FullAttention
 from kvsim.workload import Workload
 
 _SPECIAL_TOKENS = 10
-"""Number of ids at the beginning of a vocabulary that are never drawn, because they may be special tokens."""
+"""Number of first ids of a vocabulary that are never drawn, because they may be special tokens."""
 _CLASSES = {
     "LlamaForCausalLM": "llama",
     "GraniteForCausalLM": "llama",
@@ -29,7 +29,7 @@ _CLASSES = {
     "Qwen3ForCausalLM": "qwen3",
     "": "llama",
 }
-"""Type of the written configuration, by the model's class. Models of that type have the same matrices and biases."""
+"""`model_type` of the written configuration, by the model's class. Both have the same matrices and biases."""
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -44,7 +44,7 @@ def has_weights(folder: Path) -> bool:
 
 
 def model_folder(model: str, scratch: Path) -> Path:
-    """Return the folder that `model` names, or write the configuration of the model of that name into `scratch`.
+    """Return the folder `model`; if it is the name of a model that kvsim lists, write its configuration into `scratch`.
 
     Raises:
         UnknownNameError: there is no such folder and no such model.
@@ -74,7 +74,7 @@ def write_config(model: Model, folder: Path) -> Path:
 
 
 def _special_parts(model: Model) -> str:
-    """Name parts of `model` that the written configuration cannot state; empty if there are none."""
+    """Return words for the parts of `model` that the written configuration cannot state; empty if there are none."""
     if model.num_experts:
         return f"{model.num_experts:,} experts"
     kinds = sorted({layer.kind for caches in model.layers for layer in caches} - {"full"})
@@ -91,7 +91,7 @@ def _special_parts(model: Model) -> str:
 
 
 def shape_of(config: Any) -> dict[str, Any]:
-    """Return the shape that a transformers configuration describes, as in a recording's `meta.json`."""
+    """Return the shape that a transformers configuration describes, with the names of a recording's `meta.json`."""
     text = config.get_text_config()
     num_heads = text.num_attention_heads
     num_kv_heads = getattr(text, "num_key_value_heads", None) or num_heads
@@ -136,7 +136,7 @@ def _plain_config(model: Model) -> dict[str, Any]:
 def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[int]]:
     """Return the token ids of each request.
 
-    Prompts in `workload.prompt_token_ids` are returned unchanged. All other ids are drawn; the requests of a prefix
+    Prompts in `workload.prompt_token_ids` are returned unchanged. All other ids are random. The requests of a prefix
     group begin with the same `workload.prefix_tokens` ids.
     """
     rng = np.random.default_rng(seed)
@@ -162,14 +162,14 @@ _TARGETS = ("q_proj", "v_proj")
 
 
 class RandomAdapters:
-    """Adapters with random weights; each is written into a folder when a request first names it."""
+    """Adapters with random weights. Each is written into a folder when a request first needs it."""
 
     def __init__(self, model_folder: Path, scratch: Path, rank: int) -> None:
         self._model_folder, self._scratch, self._rank = model_folder, scratch, rank
         self._requests: dict[int, Any] = {}
 
     def request(self, number: int) -> Any:
-        """Return vLLM's `LoRARequest` for adapter `number`; numbers begin with 1."""
+        """Return vLLM's `LoRARequest` for adapter `number`, from 1."""
         if number not in self._requests:
             from vllm.lora.request import LoRARequest  # noqa: PLC0415  vLLM is an optional dependency
 
@@ -179,9 +179,8 @@ class RandomAdapters:
 
 
 def write_adapter(model_folder: Path, folder: Path, rank: int, *, seed: int) -> Path:
-    """Write an adapter of rank `rank` for the model in `model_folder` into `folder`, and return `folder`.
-
-    The format is that of PEFT.
+    """Write an adapter of rank `rank` for the model in `model_folder` into `folder`, in PEFT's format. Return
+    `folder`.
     """
     import torch  # noqa: PLC0415  vLLM is an optional dependency
     from safetensors.torch import save_file  # noqa: PLC0415

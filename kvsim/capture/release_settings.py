@@ -45,7 +45,7 @@ def rules_or_newest(version: str) -> ReleaseRules:
 
 
 def newer_settings(scheduler: Any) -> dict[str, Any]:
-    """Return those settings of the scheduler that only some releases of vLLM have."""
+    """Return the settings of the scheduler that only some releases of vLLM have."""
     config = scheduler.scheduler_config
     settings = {name: getattr(config, name) for name in _NEWER_SETTINGS if hasattr(config, name)}
     # Since 0.24 it applies to data-parallel ranks that step together; since 0.33 it applies to a single engine too.
@@ -55,21 +55,25 @@ def newer_settings(scheduler: Any) -> dict[str, Any]:
 
 
 def retention_interval(scheduler: Any) -> int | None:
-    """Return the distance in tokens between two prefixes for which windows and states are kept.
+    """Return the number of tokens between two prefixes for which windows and states are kept.
 
-    0: only the last prefix is kept. None: all are. In all releases, the cache coordinator has this number.
+    0 means that only the last prefix is kept, None that all are.
     """
     interval = getattr(scheduler.kv_cache_manager.coordinator, "retention_interval", None)
     return None if interval is None else int(interval)
 
 
 def num_waiting(scheduler: Any) -> int:
-    """Return the number of requests in all waiting queues; which queues there are depends on the release."""
+    """Return the number of requests in all waiting queues. Releases have different queues."""
     return int(scheduler.get_request_counts()[1])
 
 
 def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> None:
-    """Refuse an engine with a feature that a recording cannot hold."""
+    """Check that the engine has no feature that a recording cannot hold.
+
+    Raises:
+        RecordingError: it has one; the message names it.
+    """
     _check_parallelism(scheduler, layout, offloads=offloads)
     _check_blocks(scheduler)
     _refuse(
@@ -103,7 +107,6 @@ def _check_parallelism(scheduler: Any, layout: KVCacheLayout, *, offloads: bool)
 
 
 def _check_blocks(scheduler: Any) -> None:
-    """Refuse an engine with features that copy blocks, split blocks, or keep some outside the block pool."""
     _refuse(
         getattr(scheduler.kv_cache_manager.coordinator, "enable_partial_hash_hits", False),
         "prefixes may end inside a block (--prefix-match-unit), and a recording has no copies of blocks.",

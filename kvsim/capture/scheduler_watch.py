@@ -32,18 +32,24 @@ from kvsim.recording import eventlog
 log = logging.getLogger("kvsim")
 
 _CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
-"""vLLM's statuses of requests that a recording shows as aborted."""
+"""Statuses in vLLM of requests that a recording shows as aborted."""
 
 _CLOCK_STEP_S = 0.001
-"""Least difference in seconds between wall clock and monotonic clock from which the wall clock counts as set anew."""
+"""Change in seconds, of the difference between wall clock and monotonic clock, that means that the wall clock was
+set.
+"""
 _LONGEST_DELAY_S = 600.0
-"""Longest time from the front end to the engine, in seconds. An older time stamp is not of the wall clock."""
+"""Longest time in seconds from the front end to the engine. A longer one means that the time stamp is of another
+clock.
+"""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def _harmless(hook: Hook) -> Hook:
-    """Wrap a hook so that it does nothing while nothing is recorded, and ends the recording instead of raising."""
+    """Wrap a hook: it does nothing while nothing is recorded, and if it fails, the recording ends and the engine goes
+    on.
+    """
 
     @wraps(hook)
     def guarded(self: SchedulerRecorder, *args: Any) -> None:
@@ -53,7 +59,7 @@ def _harmless(hook: Hook) -> Hook:
 
 
 class SchedulerRecorder:
-    """Reports the actions of one scheduler to a sink, from `start` to `stop`."""
+    """Reporter of the actions of one scheduler to a sink, from `start` to `stop`."""
 
     def __init__(self, scheduler: Any, release: str) -> None:
         """Watch `scheduler`, which must be fully initialized. `release` is the version of vLLM."""
@@ -72,7 +78,11 @@ class SchedulerRecorder:
         self._tables = TableWatch(scheduler, self)
 
     def check(self) -> None:
-        """Check that this engine can be recorded."""
+        """Check that this engine can be recorded.
+
+        Raises:
+            RecordingError: it cannot; the message says why.
+        """
         self._layout = layout_of(self._scheduler.kv_cache_config, self._manager.block_pool.hash_block_size)
         check_features(self._scheduler, self._layout, offloads=self._offload is not None)
         if self._transfers is not None:
@@ -82,7 +92,12 @@ class SchedulerRecorder:
         self._tables.check(self._layout, self._release)
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
-        """Begin a recording. Requests that the engine already has are not recorded."""
+        """Begin a recording. Requests that the engine already has are not recorded. `meta` is the content of
+        `meta.json`.
+
+        Raises:
+            RecordingError: this engine cannot be recorded.
+        """
         self.check()
         warn_if_untried(self._release)
         if self._offload is not None:
@@ -92,9 +107,8 @@ class SchedulerRecorder:
         self._ahead_s = 0.0
         """Seconds by which the wall clock is ahead of the monotonic clock."""
         self._rows: dict[str, int] = {}
-        """Row in the recording of each request that has not ended, by its id."""
         self._all_rows: dict[str, int] = {}
-        """Row in the recording of each request, by its id. Copies of requests that have ended may be reported later."""
+        """Row in the recording of each request, also of those that have ended: their copies may be reported later."""
         self._adapters: dict[str, int] = {}
         self._num_rows = 0
         self._num_steps = 0
@@ -117,11 +131,11 @@ class SchedulerRecorder:
 
     @property
     def is_recording(self) -> bool:
-        """True from `start` to `stop`, or until an error ends the recording."""
+        """True from `start` to `stop`; False after an error has ended the recording."""
         return self.sink is not None
 
     def call(self, hook: Callable[..., None], *args: Any) -> None:
-        """Call `hook` while something is recorded; if it raises, end the recording and let the engine continue."""
+        """Call `hook` if something is recorded. If it fails, the recording ends and the engine goes on."""
         if self.sink is None:
             return
         try:
@@ -173,14 +187,14 @@ class SchedulerRecorder:
 
     @_harmless
     def scheduling(self) -> None:
-        """Report that the scheduler is about to decide a step."""
+        """Report that the scheduler begins to decide a step."""
         self._start_s = self._now()
         self._num_preempted = 0
         self.report("seq")
 
     @_harmless
     def scheduled(self, output: Any) -> None:
-        """Report the step in `output`, which the scheduler has decided."""
+        """Report the step that the scheduler has decided. `output` is vLLM's `SchedulerOutput`."""
         tokens: dict[str, int] = output.num_scheduled_tokens
         if self._images is not None:
             self._images.scheduled()
@@ -227,7 +241,11 @@ class SchedulerRecorder:
 
     @_harmless
     def updating(self, output: Any = None, answer: Any = None) -> None:
-        """Report that the output of a step is about to be processed, or that requests are about to end."""
+        """Report that the output of a step is about to be processed, or that requests are about to end.
+
+        `output` is vLLM's `SchedulerOutput` of the step, and `answer` the model's output; both None for ends without an
+        output.
+        """
         self.report("seq")
         if self._drafts is not None and output is not None:
             self._drafts.updating(self._scheduler, output)
@@ -236,7 +254,7 @@ class SchedulerRecorder:
 
     @_harmless
     def updated(self, output: Any) -> None:
-        """Report that the output of the step in `output` was processed."""
+        """Report that the step's output was processed. `output` is vLLM's `SchedulerOutput` of the step."""
         time_s = self._now()
         for name in [name for name in output.num_scheduled_tokens if name in self._awaiting_first]:
             request = self._awaiting_first[name]
@@ -252,14 +270,14 @@ class SchedulerRecorder:
 
     @_harmless
     def proposed(self, names: list[str]) -> None:
-        """Report the number of drafts that were proposed after the last step for each request in `names`."""
+        """Report the number of drafts that each request in `names` got after the last step."""
         if self._num_steps:
             self.report("proposed", self._num_steps - 1, proposed(self._scheduler, names, self._rows))
             self._send()
 
     @_harmless
     def aborted(self) -> None:
-        """Report requests that a client or the server has aborted."""
+        """Report the ends of requests that a client or the server has aborted."""
         time_s = self._now()
         # An aborted request that still loads blocks is not freed now, so `_freeing` has not noted its end.
         if self._offload is not None or self._transfers is not None:
@@ -277,23 +295,22 @@ class SchedulerRecorder:
 
     @_harmless
     def kept(self, request: Any) -> None:
-        """Report that `request` has ended, and that its blocks are kept until another server has read them."""
+        """Report that `request` has ended, but keeps its blocks until another server has read them."""
         if self._transfers is not None:
             self._transfers.kept(request)
             self.ending(request)
 
     def ending(self, request: Any) -> None:
-        """Note that `request` has finished; its end is reported with the output or abort that is being processed."""
+        """Note that `request` has finished. `updated` or `aborted`, whichever follows, reports its end."""
         if request.request_id in self._rows:
             self._ended.append(request)
 
     @_harmless
     def freed(self, num_tables: int) -> None:
-        """Report that vLLM has now freed `num_tables` block tables whose release it had deferred."""
+        """Report that vLLM has freed the next `num_tables` block tables whose release it had deferred."""
         self._tables.freed(num_tables)
 
     def _adapter_of(self, request: Any) -> int:
-        """Return the number of a request's adapter, 0 without one. Adapters are numbered in order of appearance."""
         adapter = getattr(request, "lora_request", None)
         return 0 if adapter is None else self._adapters.setdefault(adapter.lora_name, len(self._adapters) + 1)
 
@@ -317,10 +334,10 @@ class SchedulerRecorder:
         return round(now - self._begin_s, 9)
 
     def _delay_s(self, request: Any, time_s: float) -> float:
-        """Return the seconds from when the front end of the server got `request` until `time_s`.
+        """Return the seconds from when the server's front end got `request` until `time_s`.
 
         vLLM stamps a request there by the wall clock, before the text of its prompt is converted to tokens. The front
-        end may be another process, which has only this clock in common. The delay is 0 if the stamp is of another
+        end may be another process, which has only this clock in common. The result is 0 if the stamp is of another
         clock.
         """
         assert self._begin_s is not None
@@ -336,7 +353,7 @@ class SchedulerRecorder:
             self.report(*event)
 
     def report(self, *event: Any) -> None:
-        """Add an event to the lines that are sent next."""
+        """Add an event, its name and its fields, to the lines that are sent next."""
         self._lines.append(eventlog.line(*event))
 
     def _send(self) -> None:

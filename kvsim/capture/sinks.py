@@ -17,9 +17,9 @@ from kvsim.recording import eventlog
 log = logging.getLogger("kvsim")
 
 _PERIOD_S = 0.25
-"""Maximum number of seconds that an event waits in memory before it is written."""
+"""Longest time in seconds that an event waits in memory before it is written."""
 _CLOSE_S = 10.0
-"""Maximum number of seconds by which the end of a recording may delay the end of the engine."""
+"""Longest time in seconds by which the end of a recording may delay the end of the engine."""
 
 
 class LogSink(Protocol):
@@ -33,11 +33,10 @@ class LogSink(Protocol):
 
 
 class FileSink:
-    """Appends to a log file from another thread.
+    """Sink that appends to a log file from another thread.
 
-    If writing fails, for example on a full disk, the recording ends and the engine continues. Events go to the
-    operating system at least every quarter of a second. If the engine is killed, only the events of the last quarter
-    are lost.
+    If writing fails, for example on a full disk, the recording ends and the engine goes on. If the engine is killed,
+    the events of the last quarter of a second are lost.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,7 +81,7 @@ class Fanout:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write all of `data` to an open file or pipe; may block."""
+    """Write all of `data` to an open file or pipe. This may block."""
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(descriptor, rest) :]

@@ -15,18 +15,18 @@ from kvsim.engine.paged.group_initialization import keeps_some
 from kvsim.kv_groups import CacheKind, KVCacheLayout
 
 _KEEP_ALL = ("FullAttentionManager",)
-"""vLLM's managers of groups whose requests keep every block until they end. MLA uses the manager of full attention."""
+"""vLLM's managers of groups whose requests keep every block until they end. MLA has the manager of full attention."""
 
 
 class Recorder(Protocol):
-    """Interface of the recorder to which a `TableWatch` reports."""
+    """Methods of a recorder that a `TableWatch` calls."""
 
     @property
     def is_recording(self) -> bool:
         """True while events are reported."""
 
     def call(self, hook: Callable[..., None], *args: Any) -> None:
-        """Call `hook` while something is recorded; if it raises, end the recording and let the engine continue."""
+        """Call `hook` if something is recorded. If it fails, the recording ends and the engine goes on."""
 
     def report(self, *event: Any) -> None:
         """Report an event: its name and its fields."""
@@ -36,36 +36,39 @@ class Recorder(Protocol):
 
 
 class TableWatch:
-    """Reports the changes of the block tables of one scheduler to its recorder."""
+    """Reporter of the changes of the block tables of one scheduler."""
 
     def __init__(self, scheduler: Any, recorder: Recorder) -> None:
-        """Watch the cache manager of `scheduler`."""
         self._scheduler, self._manager, self._recorder = scheduler, scheduler.kv_cache_manager, recorder
         self._skipped: list[tuple[int, list[tuple[int, Any]]]] = []
-        """Blocks that the current call of `remove_skipped_blocks` has freed: for each group, positions in the block
-        table, and the blocks."""
+        """Blocks that the current call of `remove_skipped_blocks` has freed: pairs of a group, and its freed blocks,
+        each with its position in the block table.
+        """
         self._watch_memory()
 
     def check(self, layout: KVCacheLayout, release: str) -> None:
-        """Note the groups of `layout` and the rules of vLLM's `release` for their blocks."""
+        """Store the groups of `layout`, and the rules of a vLLM release for their blocks."""
         self._layout = layout
         rules, retention_tokens = rules_or_newest(release), retention_interval(self._scheduler)
         self._keeps_some = [keeps_some(layout, group, rules, retention_tokens) for group in layout.groups]
 
     def start(self, rows: dict[str, int], all_rows: dict[str, int]) -> None:
-        """Begin a recording. `rows` has the rows of requests that have not ended, by name; `all_rows` those of all."""
+        """Begin a recording. `rows` has the rows of requests that have not ended, by name; `all_rows` those of all
+        requests.
+        """
         self._rows, self._all_rows = rows, all_rows
         managers = self._manager.coordinator.single_type_managers
         self._held: list[dict[str, int]] = [{} for _ in managers]
-        """Number of reported entries in the block table of each request, by group."""
+        """Number of reported entries in each request's block table, by group and request."""
         self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]
-        """Position of each block id in a request's block table, by group and request; only for groups with windows."""
         self._evicted: list[int] = []
         self._deferred: deque[tuple[int, ...]] = deque()
-        """Fields of the "release" events of requests whose blocks vLLM frees at a later step."""
+        """Fields of the "release" events of the tables that vLLM will free at a later step, in the order of release."""
 
     def _allocated(self, request: Any, hits: Any) -> None:
-        """Report the new entries of the tables of `request`: shared `hits`, evicted blocks, and then new blocks."""
+        """Report the new entries of the tables of `request`, in vLLM's order: shared `hits`, evicted blocks, new
+        blocks.
+        """
         name = request.request_id
         if name not in self._rows:
             return
@@ -88,7 +91,7 @@ class TableWatch:
             self._report_entries("append", row, group, table, begin, len(table))
 
     def _report_entries(self, event: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
-        """Report the entries `begin:end` of a block table without the leading null blocks."""
+        """Report the entries [begin, end) of a block table, without leading null blocks."""
         while begin < end and table[begin].is_null:
             begin += 1
         if begin < end:
@@ -96,7 +99,7 @@ class TableWatch:
             self._recorder.report(event, row, begin, blocks, *self._group_field(group))
 
     def _freeing(self, request: Any, deferred: bool = False) -> None:
-        """Report that the tables of `request` are about to be freed; if `deferred`, remember this for `freed`."""
+        """Report that the tables of `request` are about to be freed; if `deferred`, store the report for `freed`."""
         name = request.request_id
         if name not in self._all_rows:
             return
@@ -120,7 +123,9 @@ class TableWatch:
             self._recorder.ending(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full. With drafts, other blocks may have the key of their first tokens."""
+        """Tell whether a cached block is full. With drafts, a block that is not full may have the key of its first
+        tokens.
+        """
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True
@@ -128,9 +133,9 @@ class TableWatch:
         return group.kind not in (CacheKind.FULL, CacheKind.MLA) or num_tokens % group.block_size == 0
 
     def _removing_skipped(self, name: str, blocks: list[Any]) -> None:
-        """Remember blocks of one group that the running request `name` is about to free.
+        """Store blocks of one group that the running request `name` is about to free.
 
-        vLLM 0.23 frees the blocks of a window or a chunk in two calls, which are reported as one.
+        vLLM 0.23 frees the blocks of a window or a chunk in two calls, which are reported as one event.
         """
         if name not in self._rows:
             return
@@ -146,7 +151,6 @@ class TableWatch:
                 return
 
     def _removed_skipped(self, name: str) -> None:
-        """Report the blocks that the running request `name` has freed, the last block of each group first."""
         for group, freed in self._skipped:
             freed.sort(key=itemgetter(0), reverse=True)
             self._report_skipped(self._rows[name], group, [place for place, _ in freed], [block for _, block in freed])
@@ -157,16 +161,15 @@ class TableWatch:
         self._recorder.report("let_go", row, places, [block.block_id for block in blocks], kept, group)
 
     def _group_field(self, group: int) -> tuple[int, ...]:
-        """Return the index of a group as the last field of an event; no field if the engine has a single group."""
+        """Return the index of a group as the last field of an event; no field if the engine has one group."""
         return (group,) if len(self._layout.groups) > 1 else ()
 
     def freed(self, num_tables: int) -> None:
-        """Report that vLLM has now freed `num_tables` block tables whose release it had deferred."""
+        """Report that vLLM has freed the next `num_tables` block tables whose release it had deferred."""
         for _ in range(num_tables):
             self._recorder.report("release", *self._deferred.popleft())
 
     def _watch_memory(self) -> None:
-        """Wrap the methods that allocate and free blocks and the method that evicts a cached block."""
         manager, pool = self._manager, self._manager.block_pool
         allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
         pop_blocks = getattr(manager, "pop_blocks_for_free", None)
@@ -202,7 +205,7 @@ class TableWatch:
         self._watch_windows()
 
     def _watch_windows(self) -> None:
-        """Wrap the methods by which running requests free blocks, such as those that have left a window."""
+        """Wrap the methods by which running requests free blocks, for example those that have left a window."""
         coordinator, pool = self._manager.coordinator, self._manager.block_pool
         removing: list[str] = []
 

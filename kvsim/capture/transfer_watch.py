@@ -18,12 +18,18 @@ _NONE = -1
 
 
 def has_transfers(scheduler: Any) -> bool:
-    """Tell whether the scheduler has a connector that kvsim simulates; transfers of others are not recorded."""
+    """Tell whether the scheduler has a connector that kvsim simulates. Transfers of other connectors are not
+    recorded.
+    """
     return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
 
 
 def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
-    """Check that kvsim follows the transfers of an engine; raise a RecordingError if not."""
+    """Check that kvsim follows the transfers of an engine.
+
+    Raises:
+        RecordingError: it does not; the message says why.
+    """
     extra = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config or {}
     if extra.get("bidirectional_kv_xfer"):
         raise RecordingError(
@@ -37,12 +43,14 @@ def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None
 
 
 class TransferWatch:
-    """Reports the transfers of one scheduler as events.
+    """Reporter of the transfers of one scheduler as events.
 
-    `report("transfer", is_send, row, first, num_blocks, num_tokens, time_s)`: a transfer of the request in `row`
-    begins, from entry `first` of its table on. `report("transferred", row, time_s, failed)`: it has ended; `failed` is
-    the index of the first entry that failed, -1 for none. Tables are those of the only group: `check_transfers` refuses
-    several.
+    - `report("transfer", is_send, row, first, num_blocks, num_tokens, time_s)`: a transfer of the request in `row`
+      begins, from entry `first` of its table on.
+    - `report("transferred", row, time_s, failed)`: it has ended; `failed` is the index of the first entry that failed,
+      -1 for none.
+
+    Tables are those of the only group: `check_transfers` refuses several.
     """
 
     def __init__(self, scheduler: Any, report: Callable[..., None], now: Callable[[], float]) -> None:
@@ -51,7 +59,7 @@ class TransferWatch:
         self._rows: dict[str, int] = {}
         self._under_way: set[str] = set()
         self._asking: set[str] = set()
-        """Ids of the requests whose prompts are on another server and are not being loaded yet."""
+        """Ids of the requests whose prompts are on another server and do not load yet."""
         self._watch_loads()
 
     def settings(self) -> dict[str, Any]:
@@ -70,7 +78,9 @@ class TransferWatch:
         self._asking.clear()
 
     def _watch_loads(self) -> None:
-        """Wrap the connector's method that vLLM calls once a request has blocks for its load, to report that load."""
+        """Wrap the method of the connector that vLLM calls once a request has blocks for its load, to report the
+        load.
+        """
         connector, tables = self._scheduler.connector, self._scheduler.kv_cache_manager.coordinator.single_type_managers
         update = connector.update_state_after_alloc
 
@@ -98,7 +108,7 @@ class TransferWatch:
             self._begin(request, True, 0, num_blocks, request.num_computed_tokens)
 
     def ended(self, request: Any) -> None:
-        """Report an empty load if a request ends before the load of its prompt from another server has started."""
+        """Report an empty load if a request ends before its prompt, which another server has, begins to load."""
         if request.request_id in self._asking:
             self._begin(request, False, 0, 0, 0)
             self._end(request.request_id)
@@ -114,7 +124,9 @@ class TransferWatch:
         self._report("transfer", is_send, row, first, num_blocks, num_tokens, self._now())
 
     def updating(self, answer: Any) -> None:
-        """Report the transfers whose end is stated in `answer`, the step's output that is about to be processed."""
+        """Report the ends of transfers that are stated in `answer`, the model's output that is about to be
+        processed.
+        """
         report = getattr(answer, "kv_connector_output", None)
         if report is None:
             return

@@ -24,23 +24,22 @@ from kvsim.files.eventline import line
 from kvsim.live.mirror import Mirror
 
 MAX_VIEWERS = 16
-"""Largest number of connections. Further ones get a message and are closed."""
+"""Largest number of connections. A further client gets a message, and its connection is closed."""
 MAX_QUEUED_BYTES = 16 << 20
-"""Maximum bytes that wait for one viewer; a viewer with more is disconnected."""
+"""Largest number of bytes that may wait for one viewer; a viewer with more is disconnected."""
 SNAPSHOT_PERIOD_S = 1.0
 """Seconds between two snapshots; a viewer that joins after a snapshot waits for the next one."""
 ACCEPT_PERIOD_S = 0.01
 """Least seconds between two connections that are accepted."""
 _EXHAUSTED_S = 1.0
-"""Seconds to wait before the next connection is accepted, if the process has no descriptor left."""
 _FAREWELL_S = 1.0
-"""Seconds that viewers have to read queued messages when the engine ends."""
+"""Seconds, in all, to send the queued bytes when the engine ends."""
 _READ_BYTES = 1 << 16
 _NICENESS = 5
 
 
 class ViewerServer:
-    """Serves a log to every viewer. It has one thread, and never waits for a viewer."""
+    """Server that sends a log to every viewer. It has one thread, and never waits for a viewer."""
 
     def __init__(self, listener: socket.socket, log: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         """`listener` is a listening socket, `log` the descriptor of the log, and `clock` returns seconds."""
@@ -51,10 +50,10 @@ class ViewerServer:
         self._joining: list[_Viewer] = []
         self._viewers: list[_Viewer] = []
         self._accept_s: float | None = None
-        """Time at which the listener is used again, in seconds of `clock`; None while it is in use."""
+        """Time from which on the listener is used again, in seconds of `clock`; None while it is in use."""
         self._snapshot_s = -SNAPSHOT_PERIOD_S
         self.num_snapshots = 0
-        """Number of snapshots made so far."""
+        """Number of snapshots sent up to now."""
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
         os.set_blocking(log, False)
@@ -77,9 +76,8 @@ class ViewerServer:
             pass
 
     def turn(self, timeout_s: float | None = None) -> bool:
-        """Wait for events, for `timeout_s` seconds at most, and handle them; return False at the log's end.
-
-        None waits without limit.
+        """Wait for events, for at most `timeout_s` seconds (None: no limit), and handle them. Return False at the log's
+        end.
         """
         now_s = self._clock()
         due_s = [] if timeout_s is None else [timeout_s]
@@ -124,7 +122,6 @@ class ViewerServer:
         return bool(data)
 
     def _follow(self, text: bytes) -> bytes:
-        """Apply one line to the mirror, and return it as viewers get it."""
         event = json.loads(text)
         forwarded = self._mirror.apply(event)
         return text + b"\n" if forwarded is event else line(*forwarded)
@@ -142,7 +139,6 @@ class ViewerServer:
         return self._complete and self._mirror.begun
 
     def _admit(self) -> None:
-        """Send one snapshot to all viewers that have joined, at most one every `SNAPSHOT_PERIOD_S` seconds."""
         now_s = self._clock()
         if not self._joining or not self._can_join() or now_s < self._snapshot_s + SNAPSHOT_PERIOD_S:
             return
@@ -181,7 +177,7 @@ class ViewerServer:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _await(self, viewer: _Viewer) -> None:
-        """Wait for the viewer to close its connection, and, if bytes are queued, until they can be sent."""
+        """Wait for the viewer to close its connection and, if bytes are queued, until some can be sent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if viewer.queued_bytes else 0)
         if self._selector.get_key(viewer.connection).events != events:
             self._selector.modify(viewer.connection, events, viewer)
@@ -195,7 +191,7 @@ class ViewerServer:
 
 
 class _Viewer:
-    """A connection and its queue. The queues of several viewers share the same bytes in memory."""
+    """A connection and its queue. Queues of several viewers share their bytes in memory."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -204,13 +200,13 @@ class _Viewer:
         self._queue: deque[memoryview] = deque()
 
     def offer(self, lines: bytes) -> bool:
-        """Queue `lines`; return False if more than `MAX_QUEUED_BYTES` wait for the viewer."""
+        """Queue `lines`. Return False if more than `MAX_QUEUED_BYTES` then wait for the viewer."""
         self._queue.append(memoryview(lines))
         self.queued_bytes += len(lines)
         return self.queued_bytes <= MAX_QUEUED_BYTES or len(self._queue) == 1
 
     def send(self) -> bool:
-        """Send the bytes that the connection accepts without waiting; return False if the connection is broken."""
+        """Send the bytes that the connection accepts without waiting. Return False if the connection is broken."""
         try:
             while self._queue:
                 num_bytes = self.connection.send(self._queue[0])
@@ -232,7 +228,6 @@ class _Viewer:
             self.connection.sendall(b"".join(self._queue))
 
     def close(self) -> None:
-        """Close the connection."""
         with suppress(OSError):  # it may be closed already
             self.connection.shutdown(socket.SHUT_RDWR)
         self.connection.close()

@@ -44,11 +44,15 @@ except ImportError as error:
 log = logging.getLogger("kvsim")
 
 _AT_EXIT = 10
-"""Priority among the exit handlers of multiprocessing: the recording ends before the threads of queues are joined."""
+"""Priority among the exit handlers of multiprocessing: the recording must end before the threads of queues are
+joined.
+"""
 
 
 class _RecordingHooks:
-    """Mixin for vLLM's two schedulers: it reports to a `SchedulerRecorder` before and after the scheduler's methods."""
+    """Mixin for vLLM's two schedulers that reports to a `SchedulerRecorder` before and after the scheduler's
+    methods.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -124,14 +128,14 @@ class RecordingScheduler(_RecordingHooks, AsyncScheduler):  # type: ignore[misc]
 
 
 class RecordingSyncScheduler(_RecordingHooks, Scheduler):  # type: ignore[misc]
-    """vLLM's synchronous scheduler with recording; use it together with `--no-async-scheduling`."""
+    """vLLM's synchronous scheduler with recording, for `--no-async-scheduling`."""
 
 
 def _rank_of(parallel: Any) -> int | None:
-    """Return the number of a data-parallel rank; None for an engine without other ranks.
+    """Return the index of a data-parallel rank; None for an engine without other ranks.
 
-    Each rank of a model without experts is a separate engine, whose settings do not name the other ranks. Only the
-    ports that vLLM has reserved for all ranks show that there are others.
+    Each rank of a model without experts is a separate engine, whose settings do not name other ranks. Only the ports
+    that vLLM has reserved for all ranks show that there are others.
     """
     has_others = parallel.data_parallel_size > 1 or bool(getattr(parallel, "_data_parallel_master_port_list", None))
     return int(parallel.data_parallel_index) if has_others or parallel.data_parallel_index else None
@@ -140,8 +144,8 @@ def _rank_of(parallel: Any) -> int | None:
 def sink_from_environment(check: Callable[[], None], rank: int | None = None) -> LogSink | None:
     """Return a sink for the destinations in the environment; None without any, or if `check` raises a KvsimError.
 
-    `rank` is the number of a data-parallel rank, which writes a recording of its own. The folder is then that of the
-    server, with a folder for each rank.
+    `rank` is the index of a data-parallel rank, which gets a folder of its own in the server's folder; None without
+    ranks.
     """
     sinks: list[LogSink] = []
     folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")
@@ -166,7 +170,7 @@ def sink_from_environment(check: Callable[[], None], rank: int | None = None) ->
 
 
 def describe(scheduler: Any) -> dict[str, Any]:
-    """Return the provenance of a recording: engine, settings, model shape, pool, GPU."""
+    """Return the content of `meta.json` for a recording of this engine."""
     config = scheduler.vllm_config
     cache, model = config.cache_config, config.model_config
     pool = scheduler.kv_cache_manager.block_pool
@@ -210,14 +214,15 @@ def describe(scheduler: Any) -> dict[str, Any]:
 
 
 def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any]) -> dict[str, int]:
-    """Return the number of draft layers with KV in the pool's blocks, and their bytes per token; empty without any."""
+    """Return the number of draft layers with KV in the pool's blocks, and their bytes per token; empty if there are
+    none.
+    """
     draft_bytes = layout.bytes_per_block // block_size - shape["kv_bytes_per_token"]
     num_layers = sum(group.num_layers for group in layout.groups) - shape["num_layers"]
     return {"num_draft_layers": num_layers, "draft_bytes_per_token": draft_bytes} if num_layers > 0 else {}
 
 
 def _features(scheduler: Any) -> dict[str, Any]:
-    """Return the settings of speculative decoding and of LoRA adapters, if the engine uses these."""
     settings: dict[str, Any] = {}
     if speculates(scheduler):
         settings["speculative_config"] = json.dumps(speculative_config_of(scheduler), sort_keys=True)
@@ -259,13 +264,12 @@ def _engine(scheduler: Any, served: dict[str, Any], hash_block_size: int) -> dic
 
 
 def _class_in_vllm(recording: type) -> type:
-    """Return the class of vLLM that the scheduler class `recording` extends; a user's class may be between the two."""
+    """Return the class of vLLM that the scheduler class `recording` extends. A user's class may be between the two."""
     order = recording.__mro__
     return order[order.index(_RecordingHooks) + 1]
 
 
 def _data_parallel(parallel: Any) -> dict[str, Any]:
-    """Return the settings of data-parallel ranks; empty for an engine without other ranks."""
     rank = _rank_of(parallel)
     if rank is None:
         return {}
@@ -277,7 +281,7 @@ def _data_parallel(parallel: Any) -> dict[str, Any]:
 
 
 def _shape(model: Any, served_as: dict[str, Any], layout: KVCacheLayout) -> dict[str, Any]:
-    """Return the shape of the model, from its configuration or, if kvsim cannot read that, from the engine.
+    """Return the shape of the model: from its configuration, or if kvsim cannot read that, from the engine.
 
     If `layout` has several kinds of layers, the engine's shape lacks the fields of KV heads, so that readers do not
     take the model for a plain decoder.

@@ -1,7 +1,7 @@
 """Compute the reference count of each unit after each operation, and the successive owners of each unit.
 
-To sort all operations of a long recording by unit would be slow. So they are processed in parts that fit into the CPU
-cache. The state in which a part leaves each unit is kept for the next part.
+Sorting all operations of a long recording by unit would be slow. So they are processed in parts that fit into the CPU
+cache, and each part begins with the state in which the part before left the units.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ class Successions:
     until: IntArray
     """Row of `memory.parquet` in which the unit is freed; the number of rows if it never is."""
     keeps: npt.NDArray[np.bool_]
-    """True if the unit stays in the prefix cache when it is freed in the row `until`."""
+    """True if the unit stays in the prefix cache when it is freed in row `until`."""
     held_until: npt.NDArray[np.int64]
-    """Row in which the last of the earlier owners freed the unit, or in which the unit's prefix was evicted since; 0 if
-    the unit was never used before.
+    """Row in which the last of all earlier owners frees the unit, or a later row in which its prefix is evicted.
+
+    It is 0 if the unit was never used before.
     """
     kept: npt.NDArray[np.bool_]
-    """True if the unit was in the prefix cache after the row `held_until`."""
+    """True if the unit is in the prefix cache after row `held_until`."""
 
     @property
     def is_held(self) -> npt.NDArray[np.bool_]:
@@ -64,7 +65,8 @@ class Successions:
 
         `latest` has one number for each address: twice the row in which the last holder frees the unit, plus one if the
         unit then stays in the prefix cache. `kept` has, for each row that frees a table, the number of leading units
-        that stay in the prefix cache.
+        that stay in the prefix cache; None without a prefix cache. `is_shared` is True if a unit may have several
+        holders at a time.
         """
         order = stable_order(takes.address, len(latest))
         unit, row, until = takes.address.take(order), takes.row.take(order), takes.until.take(order)

@@ -21,7 +21,7 @@ class CachedImage(NamedTuple):
     image: int
     tokens: int
     users: tuple[int, ...]
-    """Requests that hold the image, the earliest holder first; empty if the image can be evicted."""
+    """Requests that hold the image, the earliest holder first; empty if the image may be evicted."""
     is_new: bool
     """True if the step computes the image."""
 
@@ -33,21 +33,21 @@ class CachedImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderContents:
-    """Encoder cache over time. Arrays have one entry right after the scheduling of each step, and a last one for the
-    end of the recording.
-    """
+    """Encoder cache over time. Arrays have one entry for each step, right after its scheduling, and one for the end."""
 
     capacity_tokens: int
-    """Largest number of encoder outputs in the cache. An image has one output for each of its tokens."""
+    """Largest number of encoder outputs in the cache."""
     num_steps: int
     _events: EncoderEvents
     _tokens_of: dict[int, int]
     _initial: tuple[int, ...]
-    """Images that are in the cache when the recording begins, in eviction order. No request holds any."""
+    """Images in the cache when the recording begins, in eviction order. No request holds them."""
 
     @classmethod
     def of(cls, recording: Recording) -> EncoderContents | None:
-        """Build the contents from the events of `recording`; return None for an engine without an encoder cache."""
+        """Return the contents for `recording`; None if it has no encoder cache, no images, or no events of the
+        cache.
+        """
         images, events, capacity = recording.images, recording.encoder, recording.meta.encoder_cache_tokens
         if images is None or events is None or not capacity:
             return None
@@ -57,12 +57,12 @@ class EncoderContents:
 
     @property
     def held_tokens(self) -> IntArray:
-        """Number of tokens of the images that requests hold: int64[num_steps + 1]."""
+        """int64[num_steps + 1]: number of encoder outputs of the images that requests hold."""
         return self._sums[0]
 
     @property
     def kept_tokens(self) -> IntArray:
-        """Number of tokens of the idle images, which no request holds: int64[num_steps + 1]."""
+        """int64[num_steps + 1]: number of encoder outputs of the idle images, which no request holds."""
         return self._sums[1]
 
     def images_at(self, frame: int) -> list[CachedImage]:
@@ -94,7 +94,6 @@ class EncoderContents:
 
     @cached_property
     def _sums(self) -> tuple[IntArray, IntArray]:
-        """Number of tokens of held and of idle images, after the scheduling of each step and at the end."""
         held = np.zeros(self.num_steps + 1, np.int64)  # changes in each step; summed up at the end
         cached = np.zeros(self.num_steps + 1, np.int64)
         cached[0] = sum(self._tokens_of[image] for image in self._initial)

@@ -1,6 +1,6 @@
-"""Replay a sample of the units, since a picture of a large pool shows only a sample.
+"""Replay a sample of the units, because a picture of a large pool shows only a sample.
 
-To replay only the operations on the sample is several times faster than to replay the whole pool.
+It is several times faster to replay only the operations on the sample than those on the whole pool.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from kvsim.replay.unfolding import Part
 
 _WORTH_IT = 8
-"""Smallest ratio of the units in the pool to the sampled units at which it is faster to replay only the sample."""
+"""Smallest number of units in the pool per sampled unit at which it is faster to replay only the sample."""
 
 
 class FewUnits:
-    """Operations on a sample of units, with the interface of `Ledger`. Sampled units are numbered from 0, and so are
-    the operations on these units.
+    """Operations on a sample of units, with the interface of `Ledger`.
+
+    The sampled units are numbered from 0, and so are the operations on them.
     """
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
-        """Select the operations on the units at `addresses`. Addresses may repeat, and may lie beyond the pool."""
+        """Select the operations on the units at `addresses`, which may repeat and may lie beyond the pool."""
         self._ledger = ledger
         self.has_groups, self.is_shared = ledger.has_groups, ledger.is_shared
         self._addresses = np.unique(addresses)
@@ -40,15 +41,14 @@ class FewUnits:
 
     @staticmethod
     def is_faster(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
-        """Tell whether `num_units` units can be replayed alone, and faster than all `num_in_pool` units of the pool.
+        """Tell whether a sample of `num_units` units can be replayed faster than all `num_in_pool` units of the pool.
 
-        `Ledger.ops_on` finds the operations on a sample only if every extent is a single unit and every table is freed
-        as a whole, so that operations need not be listed.
+        It can only be replayed if every extent is a single unit, and every table is freed as a whole.
         """
         return ledger.unit_by_unit and not ledger.lists_operations and num_units * _WORTH_IT <= num_in_pool
 
     def places(self, addresses: IntArray) -> IntArray:
-        """Return the number, within the sample, of the unit at each of `addresses`."""
+        """Return the number in the sample of the unit at each of `addresses`."""
         return self._addresses.searchsorted(addresses)
 
     @property
@@ -61,20 +61,22 @@ class FewUnits:
         return int(np.searchsorted(self._ops, np.int32(op)))
 
     def part(self, begin: int, end: int) -> Part:
-        """Return the operations from number `begin` up to, but not including, number `end`."""
+        """Return the operations [begin, end)."""
         return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end) as a single part, with the number of its first operation."""
+        """Yield the operations [begin, end) as one part, with the number of its first operation. Without `end`, yield
+        all.
+        """
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """Return the operations with the numbers `ops`, in any order."""
+        """Return the operations `ops`, numbers in any order."""
         return self._renumbered(self._ledger.at(self._ops[ops]))
 
     def _renumbered(self, part: Part) -> Part:
         return replace(part, address=self.places(part.address))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether each unit that a release frees stays in the prefix cache, as `Ledger.keeps` does."""
+        """Tell, for each unit that a release frees, whether it stays in the prefix cache, as `Ledger.keeps` does."""
         return self._ledger.keeps(row, position)

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def free_extent_lengths(replay: Replay) -> IntArray:
-    """Return the length in units of each range of free or cached units at the current frame, in order of address."""
+    """Return the number of units of each range of free or cached units at the current frame, in order of address."""
     return _extent_lengths(replay.refs == 0)
 
 
 def free_extent_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[IntArray]:
-    """Yield `free_extent_lengths` at each of `frames`, which must ascend. The replay may then show another frame."""
+    """Yield `free_extent_lengths` at each of `frames`, which must ascend. This may move the replay to another frame."""
     if replay.ledger.unit_by_unit and not replay.ledger.lists_operations:
         for holders in _holders_at(replay, frames):
             yield _extent_lengths(holders == 0)
@@ -31,8 +31,8 @@ def free_extent_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[In
 
 
 def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the number of requests that hold each unit, at each of `frames`, which must ascend. One array is reused for
-    all frames.
+    """Yield the number of requests that hold each unit, at each of `frames`. Every frame gets the same array,
+    changed.
     """
     rows_upto = np.searchsorted(replay.recording.memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], "right")
     unit, begin, end = _stays(replay, rows_upto)
@@ -48,10 +48,10 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
 
 
 def _stays(replay: Replay, rows_upto: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return unit, first frame and end frame of each allocation that is held at one frame at least.
+    """Return unit, first frame, and first frame after it without the allocation, of each allocation that a frame shows.
 
-    The end frame is the first frame without the allocation. Frames are numbered by `rows_upto`, which has the number of
-    memory rows up to each frame. Allocations are sorted by their first frame.
+    Frames are indices in `rows_upto`, which has the number of memory rows up to each frame. Allocations are sorted by
+    their first frame.
     """
     parts = []
     for takes in replay.ledger.takes():

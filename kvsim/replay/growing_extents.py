@@ -15,10 +15,10 @@ from kvsim.replay.unit_states import UnitStates
 
 
 class GrowingExtents:
-    """Extents that grow in every step, and the length of each at the current frame."""
+    """Extents that grow in every step, and the length of each at the frame that was shown last."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
-        """Find the growing extents in `tables`. `frame_seq` has the number of each frame's last event."""
+        """Find the growing extents in `tables`. `frame_seq` has the `seq` of each frame's last event."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
         extents = tables.at(self._row)
@@ -35,9 +35,9 @@ class GrowingExtents:
     def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
         """Give each extent in `states` the length that it has at `frame`.
 
-        `states` must already include all operations up to `seq`. A new extent then has its first step's length there,
-        and any other the length of the last call. If `states` were built anew (`afresh`), every extent has its first
-        step's length.
+        `states` must already include all operations up to `seq`. A new extent then has the length of its first step,
+        any other that of the last call. If `states` was built anew (`afresh`), every extent has the length of its first
+        step.
         """
         now = np.where(self._death_seq > seq, self._units_at(frame), 0)
         for extent in np.flatnonzero(now).tolist():
@@ -51,7 +51,7 @@ class GrowingExtents:
         self._shown = now
 
     def units_between(self, low: int, high: int) -> IntArray:
-        """Return the addresses of the units that extents gain after frame `low`, up to and including frame `high`."""
+        """Return the addresses of the units that extents gain in the frames after `low`, up to and including `high`."""
         seq = self._frame_seq
         alive = np.flatnonzero((self._birth_seq <= seq[high]) & (self._death_seq > seq[low]))
         begin, end = self._units_at(low)[alive], self._units_at(high)[alive]
@@ -60,15 +60,17 @@ class GrowingExtents:
         return addresses
 
     def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Return the length in units, at `frame`, of the extents with the indices `rows` in the tables.
+        """Return the number of units at `frame` of the extents `rows`, which are indices in the tables.
 
-        `length` has their final lengths, which are returned for extents that do not grow.
+        `length` has their final numbers of units, which are returned for extents that do not grow.
         """
         at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
         return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return the number of units of each growing extent at `frame`, ignoring releases; 0 before its allocation."""
+        """Return the number of units of each growing extent at `frame`, as if none were released; 0 before its
+        allocation.
+        """
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

@@ -23,7 +23,7 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HostSlots:
-    """Contents of host memory at one moment. A host block is a slot here; arrays have one entry for each."""
+    """Contents of host memory at one time, with one entry for each host block. A host block is a slot."""
 
     owner: IntArray
     """Request whose blocks were last stored in the host block; -1 for an unused host block."""
@@ -39,41 +39,44 @@ class HostSlots:
 class HostMemory:
     """Blocks in host memory over time.
 
-    Arrays have one entry right after the scheduling of each step, and a last one for the end of the recording. Stores,
-    loads and evictions begin when a step is scheduled; an output only reports the ends of copies.
+    Arrays have one entry for each step, right after its scheduling, and one for the end. Stores, loads and evictions
+    begin when a step is scheduled; an output only reports the ends of copies.
     """
 
     num_slots: int
-    """Number of host blocks for which host memory has room. A host block may hold several GPU blocks."""
+    """Number of host blocks for which there is room. A host block may hold several GPU blocks."""
     slot_bytes: int
-    """Number of bytes of a host block, summed over all GPUs."""
+    """Bytes of a host block, summed over all GPUs."""
     used: IntArray
     """Number of host blocks that hold a copy or are being written."""
     storing: IntArray
-    """Number of GPU blocks that are being stored, right after each step is scheduled."""
+    """Number of GPU blocks that are being stored right after the scheduling of each step."""
     loading: IntArray
-    """Number of GPU blocks that are being loaded, right after each step is scheduled."""
+    """Number of GPU blocks that are being loaded right after the scheduling of each step."""
     storing_after: IntArray
     """Number of GPU blocks that are still being stored after the output of each step."""
     loading_after: IntArray
     """Number of GPU blocks that are still being loaded after the output of each step."""
     stored: IntArray
-    """Number of GPU blocks whose stores have begun since the beginning of the recording."""
+    """Number of GPU blocks whose stores have begun up to each step."""
     loaded: IntArray
-    """Number of GPU blocks whose loads have begun since the beginning of the recording."""
+    """Number of GPU blocks whose loads have begun up to each step."""
     _stores: _CopySteps
     _loads: _CopySteps
 
     def copying_at(self, frame: int, *, after_output: bool = False) -> tuple[int, int]:
         """Return the numbers of GPU blocks that are being stored and loaded, right after step `frame` was scheduled.
 
-        With `after_output`, return the numbers after the output of that step, if no other step is in flight then.
+        With `after_output`, return the numbers after the output of that step, which are right if no other step is in
+        flight.
         """
         storing, loading = (self.storing_after, self.loading_after) if after_output else (self.storing, self.loading)
         return int(storing[frame]), int(loading[frame])
 
     def slots_at(self, frame: int, *, after_output: bool = False) -> HostSlots:
-        """Return the contents of the host blocks right after step `frame` was scheduled, or after its output."""
+        """Return the contents of the host blocks right after step `frame` was scheduled; with `after_output`, after its
+        output.
+        """
         owner = np.full(self.num_slots, NO_OWNER, np.int32)
         stores = self._stores
         earlier, begun = (int(np.searchsorted(stores.begun_step, frame, side)) for side in ("left", "right"))
@@ -92,11 +95,11 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CopySteps:
-    """Stores, or loads, in the order in which they were decided."""
+    """Stores, or loads, in the order in which they began."""
 
     begun_step: IntArray
     reported_step: IntArray
-    """Step whose output reports the end of the copy; the largest integer if it is not known."""
+    """Step whose output reports the end of the copy; the largest int32 if the recording ends before."""
     slot: IntArray
     request: IntArray
 
@@ -113,8 +116,9 @@ class _CopySteps:
         )
 
     def under_way(self, frame: int, num_slots: int, *, after_output: bool) -> BoolArray:
-        """Tell for each host block whether it is being copied right after step `frame` was scheduled, or after its
-        output.
+        """Tell, for each host block, whether it is being copied right after step `frame` was scheduled.
+
+        With `after_output`, tell whether it is after the output of that step.
         """
         begun = int(np.searchsorted(self.begun_step, frame, "right"))
         is_copied = np.zeros(num_slots, bool)
@@ -123,7 +127,7 @@ class _CopySteps:
 
 
 def host_memory(recording: Recording) -> HostMemory | None:
-    """Return the host memory of `recording`, or None if the recording has no copies to or from host memory."""
+    """Return the host memory of `recording`; None if it has no copies."""
     copies, meta, num_frames = recording.copies, recording.meta, len(recording.steps) + 1
     if copies is None:
         return None
@@ -155,7 +159,6 @@ def host_memory(recording: Recording) -> HostMemory | None:
 
 
 def _size(meta: Meta) -> tuple[int, int]:
-    """Return the number of host blocks, and the bytes of one, summed over all GPUs."""
     policy, pool = meta.policy, meta.pool
     unit_bytes = pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
     if meta.policy_name == Radix.name:

@@ -1,4 +1,4 @@
-"""Keyframes: copies of the contents of all units at regular intervals, so that a seek replays few operations."""
+"""Keyframes: contents of all units after regular numbers of operations, so that a seek applies few operations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER
 
 _OPS_PER_KEYFRAME = 16_384
-"""Number of operations between two keyframes, if memory allows. To apply them takes about 100 microseconds."""
+"""Number of operations between two keyframes, if memory allows. They are applied in about 100 microseconds."""
 _KEYFRAME_BYTES = 256 << 20
 """Largest number of bytes of all keyframes together."""
 
@@ -25,16 +25,16 @@ class Columns(NamedTuple):
     owner: npt.NDArray[np.int32]
     """Request that holds the unit; `NO_OWNER` if it is free."""
     position: npt.NDArray[np.int32]
-    """Position of the unit in its owner's table."""
+    """Index of the unit in its owner's table."""
     refs: npt.NDArray[np.int32]
     """Number of requests that hold the unit."""
     cached: npt.NDArray[np.bool_]
     """True if no request holds the unit and it is in the prefix cache."""
     group: npt.NDArray[np.int16]
-    """KV-cache group of the owner's table; empty if the model has one group."""
+    """Index of the KV-cache group of the owner's table; empty if the model has one group."""
     freed_last: npt.NDArray[np.int64]
-    """Allocation of each unit that is freed last, as a number that grows with time: the `sort_key` of the row of that
-    release and of the allocation's own operation.
+    """Allocation of each unit whose release comes last, as the `sort_key` of the row of that release and of the
+    allocation's operation.
 
     Empty if requests share no units.
     """
@@ -45,7 +45,7 @@ class Columns(NamedTuple):
 
 
 class Keyframes:
-    """Copies of the contents of the pool, at regular intervals of operations.
+    """Contents of the pool after regular numbers of operations.
 
     Building all keyframes takes a second for ten million operations. So a keyframe is built when a reader first needs
     it, or earlier by another thread.
@@ -57,7 +57,7 @@ class Keyframes:
         num_ops, frame_bytes = ledger.num_ops, sum(column.nbytes for column in empty)
         count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
         self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
-        """Number of operations that each keyframe includes."""
+        """Number of operations that each keyframe includes, ascending."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
         self._newest = Columns._make(column.copy() for column in empty)
         self._scratch = np.empty(len(empty.owner), np.intp)
@@ -65,12 +65,12 @@ class Keyframes:
         self._building = Lock()
 
     def last_built(self, op: int) -> int:
-        """Return the number of operations in the last built keyframe that has at most `op` operations."""
+        """Return the largest number of operations up to `op` for which a keyframe is built."""
         nth = int(np.searchsorted(self.op[: max(self._num_built, 1)], op, side="right")) - 1
         return int(self.op[nth])
 
     def before(self, op: int) -> int:
-        """Return the index of the last keyframe with at most `op` operations. Build it first if necessary."""
+        """Return the index of the last keyframe with at most `op` operations, and build it if necessary."""
         nth = int(np.searchsorted(self.op, op, side="right")) - 1
         self.build(nth + 1)
         return nth
@@ -83,7 +83,7 @@ class Keyframes:
                     self._build_next()
 
     def copy(self, nth: int, columns: Columns) -> int:
-        """Copy keyframe number `nth` to `columns`, and return the number of operations that it includes."""
+        """Copy keyframe `nth` to `columns`, in place, and return the number of operations that it includes."""
         for column, kept in zip(columns.all(), self._kept, strict=True):
             column[:] = kept[nth]
         return int(self.op[nth])
@@ -100,9 +100,10 @@ class Keyframes:
 def apply_operations(
     ledger: Ledger | FewUnits, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
 ) -> None:
-    """Apply the operations from `begin` up to, but not including, `end` to `columns`, all at once.
+    """Apply the operations [begin, end) to `columns`, in place and all at once: only the last operation on a unit
+    counts.
 
-    Only the last operation on each unit counts. `newest` is scratch memory with one entry for each unit.
+    `newest` is scratch memory with one entry for each unit.
     """
     owner, position, refs, cached, group, freed_last = columns
     # Array methods have less overhead than NumPy functions, which matters when stepping through a recording.

@@ -1,8 +1,8 @@
 """Convert the memory events of a recording to operations on units, each with an owner.
 
 A row of `memory.parquet` such as "request 7 frees its table" becomes one operation for each unit of that table. A long
-recording has tens of millions of operations, so only the part that a reader needs is converted. Opening a recording
-checks that no unit is allocated twice.
+recording has tens of millions of operations, so only the part that a reader needs is converted. On opening, it is
+checked that no unit is allocated twice.
 """
 
 from __future__ import annotations
@@ -28,24 +28,28 @@ from kvsim.replay.progress import Progress
 from kvsim.replay.unfolding import CHANGE, Listed, Part, Takes, Unfolded, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
-"""Number of leading units that stay cached, for a release after which all units do. No table has this many units."""
+"""Number of leading units that stay cached if all units of a release do. No table has this many units."""
 _OPS_AT_ONCE = 1 << 15
-"""Number of operations that are processed together. Their data fits into the CPU cache."""
+"""Number of operations that are processed together, so that their data fits into the CPU cache."""
 
 
 class Ledger:
-    """Operations of a recording on units, in order, and the tables of its requests."""
+    """Operations of a recording on units, in order, and the tables of its requests. Operations are numbered from 0."""
 
     def __init__(self, recording: Recording, progress: Progress) -> None:
-        """Index the memory events of `recording`. `progress` has the computed tokens of its requests."""
+        """Index the memory events of `recording`. `progress` has the computed tokens of its requests.
+
+        Raises:
+            RecordingError: a unit is allocated while a request holds it.
+        """
         self._recording, self._memory = recording, recording.memory
         self.unit_by_unit = _has_single_units(recording)
-        """True if every operation is on a single unit."""
+        """True if every operation is on a single unit; False if operations are on extents of several units."""
         self.tables: Holdings
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
         self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.parts.any())
-        """True if tables may free some units before others. The ledger then holds a list of all operations."""
+        """True if tables may free some units before others, so that all operations are in memory as a list."""
         if self.lists_operations:
             self.tables, operations = tables_of_groups(self._memory, num_requests)
             self._unfolded = Listed(self._memory, self.tables, operations)
@@ -53,12 +57,12 @@ class Ledger:
             self.tables, releases, until = tables_of(self._memory, num_requests, unit_by_unit=self.unit_by_unit)
             self._unfolded = UnitRowReader(self._memory, self.tables, releases, until, unit_by_unit=self.unit_by_unit)
         self._before = np.zeros(len(self._memory) + 1, np.int32)
-        """Number of operations before each row of `memory.parquet`, and a last entry for their total number."""
+        """Number of operations before each row of `memory.parquet`, and at the end the number of all."""
         np.cumsum(self._unfolded.num_ops(), out=self._before[1:])
         self.has_groups = bool(recording.meta.pool.groups)
         """True if several KV-cache groups share the pool."""
         self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
-        """True if a unit is held by several requests at the same time anywhere in the recording."""
+        """True if several requests ever hold a unit at the same time."""
         cached = recording.meta.initial_cached
         self.initial_cached = np.empty(0, np.int64) if cached is None else cached
         """Addresses of the units that are cached before the first operation."""
@@ -71,15 +75,15 @@ class Ledger:
 
     @property
     def num_ops(self) -> int:
-        """Number of operations of the recording."""
+        """Number of all operations."""
         return int(self._before[-1])
 
     def ops_until(self, seq: IntArray | int) -> npt.NDArray[np.int32]:
-        """Return the number of operations up to and including the event with each sequence number in `seq`."""
+        """Return the number of operations up to and including each event in `seq`."""
         return np.asarray(self._before[self._memory.seq.searchsorted(seq, "right")])
 
     def part(self, begin: int, end: int) -> Part:
-        """Return the operations from number `begin` up to, but not including, number `end`."""
+        """Return the operations [begin, end)."""
         before = self._before
         # With another type, `searchsorted` would convert the whole column.
         first = int(before.searchsorted(np.int32(begin), "right")) - 1
@@ -91,25 +95,31 @@ class Ledger:
         return self._unfolded.part(ops, row, ops - before.take(row))
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """Return the operations with the numbers `ops`, in any order."""
+        """Return the operations `ops`, numbers in any order."""
         row = self._before.searchsorted(ops, "right") - 1
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end) in parts, each with the number of its first operation."""
+        """Yield the operations [begin, end) in parts, each with the number of its first operation. Without `end`, yield
+        all.
+        """
         end = self.num_ops if end is None else end
         for first in range(begin, end, _OPS_AT_ONCE):
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell whether the unit at each `position` of a table stays in the prefix cache when release `row` frees it."""
+        """Tell, for each unit that a release frees, whether it stays in the prefix cache.
+
+        `row` has the row of the release, and `position` the index of the unit in the released table.
+        """
         if self._kept is None:
             return np.zeros(len(row), np.bool_)
         return np.asarray(position < self._kept.take(self._releases.searchsorted(row)))
 
     def units_before(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of units that requests hold before each of `rows` of `memory.parquet`; `rows` ascend. A
-        shared unit counts once for each holder.
+        """Return the number of units that requests hold before each of `rows` of `memory.parquet`; `rows` must ascend.
+
+        A shared unit counts once for each holder.
         """
         before = np.zeros(len(rows), np.int64)
         total = 0
@@ -131,7 +141,7 @@ class Ledger:
         return end
 
     def takes(self) -> Iterator[Takes]:
-        """Yield all allocations and evictions, in parts. Every extent must be a single unit."""
+        """Yield all allocations and evictions in parts. Every extent must be a single unit (`unit_by_unit`)."""
         edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
         for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
             yield self._unfolded.takes(begin, end)
@@ -139,7 +149,7 @@ class Ledger:
     def ops_on(self, is_selected: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
         """Return the numbers of the operations on the selected units. `is_selected` has one entry for each address.
 
-        Every operation must be on a single unit, and the pool must have one KV-cache group.
+        Every operation must be on a single unit, and tables must be freed as a whole.
         """
         memory, before, ops = self._memory, self._before, [np.empty(0, np.int32)]
         for takes in self.takes():
@@ -154,7 +164,7 @@ class Ledger:
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
         """Yield the successive owners of each unit, for one part of all allocations at a time.
 
-        With `with_prefixes` False, the prefix cache is ignored.
+        Without `with_prefixes`, no unit counts as cached.
         """
         latest = np.zeros(self.end_of_pool, np.int64)
         kept = None
@@ -166,7 +176,6 @@ class Ledger:
             yield Successions.of(takes, latest, kept, is_shared=self.is_shared)
 
     def _check_free(self) -> None:
-        """Raise an error if a unit is allocated or evicted while a request holds it."""
         for part in self.successions(with_prefixes=False):
             held = np.flatnonzero(part.is_held)
             wrong = held[self._memory.kind[part.row[held]] != MemoryKind.SHARE]
@@ -179,7 +188,7 @@ class Ledger:
 
 
 def _has_single_units(recording: Recording) -> bool:
-    """Tell whether units are shared or cached one by one. Extents of several units must then be split."""
+    """Tell whether units are shared or cached one by one, so that extents of several units must be split."""
     meta, kind, repeat = recording.meta, recording.memory.kind, recording.memory.repeat
     if repeat is not None and (repeat > 1).any():
         return False
@@ -189,7 +198,6 @@ def _has_single_units(recording: Recording) -> bool:
 
 
 def _check_apart(recording: Recording) -> None:
-    """Raise an error if an extent is allocated while a request holds one of its units."""
     memory = recording.memory
     repeat = np.ones(len(memory), np.int64) if memory.repeat is None else memory.repeat.astype(np.int64)
     ends = (memory.address + memory.length * repeat).tolist()
@@ -217,8 +225,9 @@ def _check_apart(recording: Recording) -> None:
 
 
 def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:
-    """Return, for each release in `rows`, the number of leading units of the table that stay in the prefix cache; None
-    without a prefix cache.
+    """Return, for each release in `rows`, the number of the table's leading units that stay in the prefix cache.
+
+    Return None without a prefix cache.
     """
     memory = recording.memory
     if not recording.meta.prefix_caching:

@@ -16,7 +16,7 @@ from kvsim.recording.tables import IntArray
 
 
 class Waits(NamedTuple):
-    """Steps in which a request allocates memory and loads blocks before it computes."""
+    """Allocations of requests that load blocks before they compute."""
 
     request: npt.NDArray[np.int64]
     step: npt.NDArray[np.int64]
@@ -42,26 +42,26 @@ class Progress:
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
         self.initial = np.zeros(num_requests, np.int64)
-        """Number of tokens that each request had computed before the recording begins."""
+        """Number of tokens of each request that were computed before the recording begins."""
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
         self.final = self.initial.copy()
-        """Largest number of computed tokens that each request ever has. It needs as many slots."""
+        """Largest number of computed tokens that each request ever has, which is the number of slots that it needs."""
         np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
-        """Number of tokens that each request computes in its first step; 0 if it has none."""
+        """Number of tokens that each request computes in its first step; 0 without a step."""
         nothing = np.zeros(0, np.int64)
         self.waiting = Waits(nothing, nothing, nothing)
-        """Allocations of requests that load blocks before they compute; set by `reset`."""
+        """Allocations of requests that load blocks before they compute; empty before `reset`."""
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
 
     def reset(self, requests: IntArray, steps: IntArray, hit_tokens: IntArray) -> None:
         """Set the computed tokens of each of `requests` to its `hit_tokens`, in the step in which it allocates memory.
 
-        The schedule does not say so in two cases: a request that loads blocks from the host holds memory for some steps
-        before it computes, and a preemption discards computed tokens. A request that computes in the step of its
-        allocation is left out, because the schedule has it.
+        The schedule does not have them in two cases: a request that loads blocks from the host holds memory for some
+        steps before it computes, and a preemption discards computed tokens. Requests that compute in the step of their
+        allocation are ignored, because the schedule has their tokens.
         """
         key = sort_key(requests, steps)
         place = np.searchsorted(self._key, key)
@@ -79,11 +79,11 @@ class Progress:
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return the number of computed tokens of each of `requests` after `steps` were scheduled; 0 before its first
-        step.
+        """Return the number of computed tokens of each of `requests` right after `steps` were scheduled; 0 before its
+        first step.
 
-        The tokens of a preempted request count as computed until it runs again, so ask only for requests that hold
-        memory.
+        The requests must hold memory: after a preemption, the discarded tokens still count until the request runs
+        again.
         """
         if not len(self._key):
             return np.zeros(len(requests), np.int64)
@@ -96,7 +96,7 @@ class Progress:
         return np.where(exists, self._step[row] + times - 1, -1)
 
     def is_loading(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell for each of `requests` whether it has begun a load and has not computed since, up to and including
+        """Tell, for each of `requests`, whether it has begun a load and has not computed since, up to and including
         `steps`.
 
         Loads are from host memory or from another server.
@@ -115,8 +115,8 @@ class Progress:
         """Return two numbers of known tokens of each of `requests`: in its newest step up to `steps`, and in its next
         step.
 
-        Known tokens are those of the prompt and of the output, without drafts. The recording must have drafts. After
-        the last step of a request, all its tokens are known.
+        Known tokens are those of the prompt and of the output, without drafts. After the last step of a request, all
+        its tokens are known. The recording must have drafts.
         """
         assert self._known is not None
         row, _, exists = self._newest(requests, steps)
@@ -126,7 +126,7 @@ class Progress:
         return np.where(exists, self._known[row], 0), np.where(exists, later, 0)
 
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the largest number of computed tokens that each of `requests` has had, up to and including `steps`.
+        """Return the largest number of computed tokens that each of `requests` has had up to and including `steps`.
 
         Tokens that a preemption discarded count.
         """
@@ -138,9 +138,9 @@ class Progress:
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Find the last row of the schedule that is at or before `steps`, for each of `requests`.
+        """Return, for each of `requests`, its last schedule row that begins at or before `steps`.
 
-        Return the row, the number of its repeated steps up to and including `steps`, and whether there is such a row.
+        Return also the number of the row's steps up to and including `steps`, and whether there is such a row.
         """
         row = np.searchsorted(self._key, sort_key(np.asarray(requests), steps), side="right") - 1
         exists = row >= self._first_row[requests]
@@ -163,9 +163,7 @@ class Progress:
         return min(most, int(known_later) - 1)
 
     def begins_at(self, request: int, step: int) -> int | None:
-        """Return the number of tokens that `request` has computed before `step`; None if it is not scheduled in
-        `step`.
-        """
+        """Return the number of tokens that `request` has computed before `step`; None if `step` does not compute it."""
         [row], _, [exists] = self._newest(np.array([request]), step)
         if not exists or step - self._step[row] >= self._repeats[row]:
             return None

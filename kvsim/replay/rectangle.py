@@ -19,9 +19,12 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 
 def with_addresses(recording: Recording) -> Recording:
-    """Return `recording` with memory events and a pool; return it unchanged if it has these.
+    """Return `recording` with a pool and memory events; if it has a pool, return it unchanged.
 
-    A batch is the set of requests that are first scheduled in the same step. The pool is as large as the largest batch.
+    A batch is the set of requests whose first step is the same. The pool is as large as the largest batch.
+
+    Raises:
+        RecordingError: a batch has more slots than any server.
     """
     if recording.meta.pool.num_units is not None:
         return recording
@@ -65,7 +68,7 @@ def with_addresses(recording: Recording) -> Recording:
 
 
 def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, int]:
-    """Return the address of the first slot of each request's row, and the number of slots of the largest batch."""
+    """Return the address of each request's row of slots, and the number of slots of the largest batch."""
     base, num_units = np.zeros(len(widths), np.int64), 1
     for rows in batches:
         width = int(widths[rows].max())
@@ -75,7 +78,7 @@ def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, i
 
 
 def _memory(recording: Recording, appends: tuple[Any, ...], releases: tuple[Any, ...]) -> Memory:
-    """Merge allocations and releases, each in columns: step, request, position, address, length, repeat."""
+    """Merge allocations and releases. Both have the columns step, request, position, address, length, repeat."""
     steps, num_appends, num_releases = recording.steps, len(appends[0]), len(releases[0])
     kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_appends, num_releases))
     seq = np.concatenate((steps.schedule_seq[appends[0]], steps.output_seq[releases[0]]))

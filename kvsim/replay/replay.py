@@ -1,7 +1,7 @@
 """Replay a recording: go to any step, forward or backward at the same cost.
 
 A frame shows the pool right after a step was scheduled. One more frame shows it after the last release. If no step is
-in flight between two steps, the first one's frame has a second state: the pool after that step's output.
+in flight after the output of a step, its frame has a second state: the pool after that output.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from kvsim.replay.unit_states import SingleUnits, UnitStates
 from kvsim.replay.waiting import Waiting
 
 _UNITS_AT_ONCE = 1 << 16
-"""Number of units that are split into states together. Their data fits into the CPU cache."""
+"""Number of units that are split into states together, so that their data fits into the CPU cache."""
 
 
 class Replay:
-    """The pool of a recording at any of its frames.
+    """The pool of a recording at any of its frames. Units are numbered from 0, in order of address.
 
-    After `seek`, the arrays `owner`, `position`, `refs` and `cached` (one entry per unit, in address order) describe
-    the pool. Treat them as read-only; they change at the next seek.
+    After `seek`, the arrays `owner`, `position`, `refs` and `cached` (one entry per unit) describe the pool. They are
+    read-only, and change at the next seek.
     """
 
     def __init__(self, recording: Recording) -> None:
         """Index `recording` for seeking.
 
         Raises:
-            RecordingError: it has no steps.
+            RecordingError: it has no steps, or allocates a unit while a request holds it.
         """
         if not len(recording.steps):
             raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to replay.")
@@ -58,11 +58,11 @@ class Replay:
         self.unit_tokens = pool.unit_tokens
         self.unit_slots = pool.unit_slots
         self.groups = table_groups(pool)
-        """KV-cache groups. Most models have one, with full attention."""
+        """KV-cache groups; a single one, with full attention, for most models."""
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), recording.memory.seq.max(initial=0)))
-        """Sequence number of the last event that each frame includes."""
+        """`seq` of the last event that each frame includes."""
         is_gap = steps.output_seq[:-1] < steps.schedule_seq[1:]
         self._has_gap = np.concatenate((is_gap, [False, False]))
         self._gap_seq = np.where(self._has_gap, np.append(steps.output_seq, 0), self.frame_seq)
@@ -75,14 +75,14 @@ class Replay:
         self._growth = GrowingExtents(self.ledger.tables, self.frame_seq)
         self.frame = 0
         self.after_output = False
-        """True if the pool is shown after the output of the frame's step, not right after its scheduling."""
+        """True if the pool is shown after the output of the frame's step, False if right after its scheduling."""
         self._contents: UnitStates | None = None
         # A seek while another thread creates the contents must move them, too.
         self._moving = Lock()
 
     @property
     def _states(self) -> UnitStates:
-        """Contents of each unit. Created on first use, because sums over the pool do not need them."""
+        """Contents of each unit, created on first use, because sums over the pool do not need them."""
         with self._moving:
             if self._contents is None:
                 self._contents = UnitStates.of(self.ledger, self.num_units, self.first_unit)
@@ -96,7 +96,7 @@ class Replay:
 
     @property
     def position(self) -> npt.NDArray[np.int32]:
-        """Position of each unit in its owner's table."""
+        """Index of each unit in its owner's table."""
         return self._states.position
 
     @property
@@ -106,12 +106,13 @@ class Replay:
 
     @property
     def cached(self) -> npt.NDArray[np.bool_]:
-        """True for each unit that no request holds and that is in the prefix cache."""
+        """True for each unit in the prefix cache that no request holds."""
         return self._states.cached
 
     def after_outputs(self) -> Replay:
-        """Return another replay of the recording, whose frames show the pool after the output of their step, if no step
-        is in flight then.
+        """Return another replay of the recording whose frames show the pool after the output of their step.
+
+        If a step is in flight at that output, the frame is as before.
         """
         later = copy(self)
         later.frame_seq = self._gap_seq
@@ -126,7 +127,7 @@ class Replay:
 
     @property
     def group(self) -> npt.NDArray[np.int16]:
-        """KV-cache group of the table that holds each unit; empty if the model has one group."""
+        """Index of the KV-cache group of the table that holds each unit; empty if the model has one group."""
         return self._states.group
 
     @property
@@ -140,28 +141,30 @@ class Replay:
         return float(steps.start_s[frame]) if frame < len(steps) else self.recording.duration_s
 
     def frame_at(self, time_s: float) -> int:
-        """Return the last frame that begins at or before `time_s`; 0 if there is none."""
+        """Return the last frame that begins at or before `time_s`; 0 if none does."""
         if time_s >= self.recording.duration_s:
             return self.num_frames - 1
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
     def in_gap(self, frames: IntArray, times_s: FloatArray) -> npt.NDArray[np.bool_]:
-        """Tell for each of `times_s` whether it is after the output of the step in `frames`, with no step in flight."""
+        """Tell, for each of `times_s`, whether it is after the output of the step in `frames` and no step is in
+        flight.
+        """
         end_s = np.append(self.recording.steps.end_s, np.inf)
         return np.asarray(self._has_gap[frames] & (times_s >= end_s[frames]))
 
     @property
     def seq(self) -> int:
-        """Sequence number of the last event that the current state includes."""
+        """`seq` of the last event that the current state includes."""
         return self._seq_at(self.frame, after_output=self.after_output)
 
     def _seq_at(self, frame: int, *, after_output: bool) -> int:
         return int((self._gap_seq if after_output else self.frame_seq)[frame])
 
     def seek(self, frame: int, *, after_output: bool = False) -> None:
-        """Make `frame` the current frame; a number beyond the recording becomes its first or last frame.
+        """Make `frame` the current frame. A number beyond the recording becomes that of the first or last frame.
 
-        With `after_output`, show the pool after the output of the frame's step, if no step is in flight then.
+        With `after_output`, show the pool after the output of the frame's step, if no step is in flight at that output.
         """
         with self._moving:
             self.frame, self.after_output = min(max(frame, 0), self.num_frames - 1), after_output
@@ -174,13 +177,13 @@ class Replay:
             self._growth.show(states, self.frame, self.seq, afresh=afresh)
 
     def num_ops(self, frame: int) -> int:
-        """Return the number of operations that `frame` includes."""
+        """Return the number of operations on units up to `frame`."""
         return int(self.ledger.ops_until(self.frame_seq[frame]))
 
     def freed_between(self, before: int, after: int) -> IntArray:
-        """Return the units, counted from 0, that become free after frame `before`, up to and including frame `after`.
+        """Return the units that become free after frame `before`, up to and including frame `after`.
 
-        With `before` -1, count from the beginning of the recording. A unit that becomes free several times is repeated.
+        -1 as `before` is the beginning of the recording. A unit that becomes free several times is repeated.
         """
         return self._states.freed(self.num_ops(before) if before >= 0 else 0, self.num_ops(after))
 
@@ -189,9 +192,8 @@ class Replay:
         self._states.warm_up()
 
     def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, in order of address.
-
-        One of the two must be the current frame.
+        """Return the units whose state may differ between two frames, ascending. One of the two must be the current
+        frame.
         """
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
@@ -220,12 +222,13 @@ class Replay:
         return live
 
     def waiting_requests(self) -> Numbers:
-        """Return the waiting requests at the current frame: preempted ones first, then in order of arrival."""
+        """Return the requests that wait at the current frame: preempted ones first, each kind in order of arrival."""
         return self._waiting.at(self.seq, self.time_s, self.live_requests())
 
     def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
-        """Return positions and addresses of the units that `request` holds at the current frame, in KV-cache group
-        `group`; in all groups if it is None.
+        """Return the table indices and the addresses of the units that `request` holds at the current frame.
+
+        They are those in KV-cache group `group`; None for all groups.
         """
         tables = self.ledger.tables
         rows = tables.held(request, self.seq)
@@ -258,8 +261,8 @@ class Replay:
         return extents, *expanded(lengths)
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
-        """Return the number of computed tokens of each of `requests` at its entry in `frames`. The requests must hold
-        memory there.
+        """Return the number of computed tokens of each of `requests` at its frame. The requests must hold memory
+        there.
         """
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
@@ -268,10 +271,9 @@ class Replay:
         return self.computed_at(requests, self.frame)
 
     def slots(self, units: IntArray | slice = slice(None)) -> Numbers:
-        """Return the number of slots of each unit in each state: shape (units, 8). Each row adds up to the unit's size.
+        """Return the number of slots of each unit in each state: int64[units, 8]. Each row adds up to the unit's size.
 
-        `units` are counted from 0. The state `external` depends on the whole pool and the queue, so its slots count as
-        `free` here.
+        The state `external` depends on the whole pool and the queue, so its slots count as `free` here.
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
@@ -287,7 +289,7 @@ class Replay:
         owner.
 
         The owner of a free unit is `NO_OWNER`. `after_output` has, for each of `frames`, the argument of `seek` of this
-        name; None is False for all. The replay may then show another frame.
+        name; None is False for all. This may move the replay to another frame.
         """
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
         after = [False] * len(frames) if after_output is None else after_output.tolist()
@@ -322,7 +324,7 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> Seen:
-        """Return the contents of `units` in `pool`, which must show the events up to `seq`, the last one of `frame`."""
+        """Return the contents of `units` in `pool`, which must show `frame`, the last event of which is `seq`."""
         live = self._live_at(seq)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
@@ -346,9 +348,8 @@ class Replay:
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies that last beyond the event `seq`, in order of admission.
-
-        A residency is the time from an admission of a request to the release of its memory.
+        """Return the residencies (times from an admission to the release of the memory) during event `seq`, in order of
+        admission.
         """
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
         window = slice(begin, max(begin, end))
@@ -363,7 +364,9 @@ class Replay:
         return np.concatenate(changed)
 
     def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
-        """Return the units at positions [low, high) of the current table of each residency, in `group`."""
+        """Return the units at the indices [low, high) of the current table of each residency, in KV-cache group
+        `group`.
+        """
         tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
@@ -387,18 +390,18 @@ class Replay:
 
     @cached_property
     def _run_key(self) -> Numbers:
-        """Sort key of each extent by table and position, in ascending order, to look up a position of a table."""
+        """`sort_key` of each extent's table and position, ascending, to look up an index of a table."""
         return sort_key(self.ledger.tables.table, self.ledger.tables.position)
 
     def _padding_per_request(self) -> Numbers:
-        """Return the number of padding slots before each request's tokens; only static batches have padding."""
+        """Return the number of padding slots before each request's tokens; above 0 only in static batches."""
         if self.recording.meta.policy_name != "static":
             return np.zeros(len(self.recording.requests), np.int64)
         pad: Numbers = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
         return pad
 
     def _full_per_request(self) -> Numbers:
-        """Return, for each request, the position after its last token with KV; the last output token has none."""
+        """Return, for each request, the position after its last token with KV. The last output token has none."""
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final
@@ -406,7 +409,7 @@ class Replay:
         return full
 
     def _index_tables(self) -> None:
-        """Build the indices with which a lookup in the tables takes no longer in a longer recording."""
+        """Build the indices that keep lookups in the tables of a long recording fast."""
         tables, requests = self.ledger.tables, self.recording.requests
         held = tables.residencies
         self._residencies: Numbers = np.argsort(held.birth_row, kind="stable")

@@ -19,19 +19,23 @@ from kvsim.replay.unit_slots import Numbers
 
 
 class _Loads(NamedTuple):
-    """Changes of the number of computed tokens of requests by loads from other servers."""
+    """Loads from other servers. One that fails has a second entry with 0 loaded tokens, at the report of the
+    failure.
+    """
 
     request: Numbers
     seq: Numbers
     tokens_before: Numbers
-    """Number of computed tokens of the request before the load."""
+    """Number of computed tokens of the request before the load; after a failure, before the block that did not
+    arrive.
+    """
     loaded_tokens: Numbers
 
 
 def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recording, frame_seq: IntArray) -> None:
-    """Set the computed tokens of each request in `progress` at each frame in which the request allocates memory.
+    """Set the computed tokens of each request, in `progress`, at each frame in which the request allocates memory.
 
-    Blocks from the host or from another server count as computed as soon as the load is decided.
+    Blocks from the host or from another server count as computed as soon as their load begins.
     """
     unit_tokens, (requests, seqs) = recording.meta.pool.unit_tokens, _allocations(ledger)
     key, frames = sort_key(requests, seqs), np.searchsorted(frame_seq, seqs)
@@ -54,9 +58,9 @@ def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recordin
 
 
 def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
-    """Return request and sequence number of each allocation by a request that holds no memory.
+    """Return request and `seq` of each allocation by a request that holds no memory.
 
-    A moved extent is left out: it is freed and allocated at the same time, and its tokens stay computed.
+    A move of units is left out: the units are freed and allocated at the same time, and their tokens stay computed.
     """
     held = ledger.tables.residencies
     first = ~held.is_moved
@@ -64,8 +68,8 @@ def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
 
 
 def _hit_units(memory: Memory, key: Numbers) -> Numbers:
-    """Return the number of shared units of each allocation in `key`: the `sort_key` of its request and sequence
-    number.
+    """Return the number of shared units of each allocation, which `key` has as the `sort_key` of its request and its
+    `seq`.
     """
     shared = memory.kind == MemoryKind.SHARE
     shared_key = sort_key(memory.request[shared], memory.seq[shared])
@@ -76,7 +80,7 @@ def _hit_units(memory: Memory, key: Numbers) -> Numbers:
 
 
 def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray) -> Numbers:
-    """Return the number of units that each of `requests` begins to load from the host at its entry in `frames`."""
+    """Return the number of units that each of `requests` begins to load from the host at its frame."""
     loads = copies.kind == CopyKind.LOAD
     loaded_key = np.sort(sort_key(copies.request[loads], copies.begun_step[loads]))
     begin, end = (np.searchsorted(loaded_key, sort_key(requests, frames), side) for side in ("left", "right"))
@@ -84,11 +88,6 @@ def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray) -> Num
 
 
 def _loads_of(transfers: Transfers, unit_tokens: int) -> _Loads:
-    """Return the loads from other servers. Their tokens count as computed as soon as the load is decided.
-
-    A load with a block that does not arrive has a second entry, when the failure is reported: only the tokens before
-    this block stay computed.
-    """
     loads = transfers.kind == TransferKind.LOAD
     fails = loads & (transfers.failed >= 0)
     first_unit = np.append(transfers.position[loads], transfers.failed[fails]).astype(np.int64)

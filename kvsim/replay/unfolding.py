@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_OWNER = -1
 """Owner of a free unit."""
 CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Change in the number of requests that hold an extent, for each kind of memory row."""
+"""Number that a memory row of each kind adds to the number of requests that hold an extent."""
 CHANGE[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
 CHANGE[MemoryKind.RELEASE] = -1
 
@@ -30,21 +30,21 @@ CHANGE[MemoryKind.RELEASE] = -1
 class Part:
     """Operations on extents (ranges of units), in order.
 
-    The allocation of an extent that grows in every step has the units of its first step. Its release has all units.
+    The allocation of an extent that grows in every step has the units of its first step. Its release has all its units.
     """
 
     row: IntArray
-    """Row of `memory.parquet` that the operation comes from."""
+    """Row of `memory.parquet` of which the operation is a part."""
     address: IntArray
     length: IntArray
     change: npt.NDArray[np.int8]
-    """1: a request gets the extent. -1: a request frees it. 0: free units lose their cached prefix."""
+    """1 if a request gets the extent, -1 if a request frees it, 0 if free units lose their cached prefix."""
     owner: IntArray
     """Request that allocates or frees the extent; `NO_OWNER` for evictions."""
     position: IntArray
-    """Position of the extent in the owner's table, in units."""
+    """Index in the owner's table of the extent's first unit."""
     group: IntArray | None
-    """KV-cache group of the table; None if the model has one group."""
+    """Index of the KV-cache group of the table; None if the model has one group."""
     until: IntArray
     """Row of `memory.parquet` in which the allocated extent is freed; the number of rows if it never is."""
 
@@ -53,12 +53,12 @@ class Takes(NamedTuple):
     """Allocations and evictions of single units, in order."""
 
     row: IntArray
-    """Row of `memory.parquet` that the allocation or eviction comes from."""
+    """Row of `memory.parquet` of which the allocation or eviction is a part."""
     address: IntArray
     position: IntArray
-    """Position of the unit in the request's table."""
+    """Index of the unit in the request's table."""
     until: IntArray
-    """Row in which the request frees the unit; the number of rows if it never does. For an eviction, `row`."""
+    """Row in which the request frees the unit; the number of rows if it never does; `row` for an eviction."""
 
 
 class Unfolded(Protocol):
@@ -68,7 +68,10 @@ class Unfolded(Protocol):
         """Return the number of operations that each row becomes."""
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations with the numbers `ops`. Each is operation number `nth` of its `row`."""
+        """Return the operations `ops`, numbered over the whole table.
+
+        Operation `ops[i]` is number `nth[i]`, from 0, among the operations of row `row[i]` of `memory.parquet`.
+        """
 
     def takes(self, begin: int, end: int) -> Takes:
         """Return the allocations and evictions of the rows [begin, end), unit by unit."""
@@ -77,8 +80,8 @@ class Unfolded(Protocol):
 class UnitRowReader:
     """Converter for recordings in which a release frees a whole table.
 
-    A release becomes one operation for each extent of the table, the last extent first. Any other row names a range of
-    units, and becomes one operation, or one for each unit if `unit_by_unit` is True.
+    A release becomes one operation for each extent of the table, the last extent first. Any other row becomes one
+    operation, or with `unit_by_unit` one for each of its units.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class UnitRowReader:
         return Takes(row, memory.address.take(row) + nth, memory.position.take(row) + nth, self._until.take(row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations with the numbers `ops`. Each is operation number `nth` of its `row`."""
+        """Return the operations `ops`, as `Unfolded.part` describes."""
         del ops
         memory, tables, releases = self._memory, self._tables, self._releases
         change, owner = CHANGE.take(memory.kind.take(row)), memory.request.take(row)
@@ -139,8 +142,8 @@ class UnitRowReader:
 
 
 class Listed:
-    """Converter for recordings in which a table may free some units before others. All operations are listed, one for
-    each unit.
+    """Converter for recordings in which a table may free some units before others. It lists all operations in
+    memory.
     """
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
@@ -159,7 +162,7 @@ class Listed:
         return Takes(row, part.address, part.position, np.where(part.change > 0, part.until, row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations with the numbers `ops`. Each is operation number `nth` of its `row`."""
+        """Return the operations `ops`, as `Unfolded.part` describes."""
         del nth  # operations are listed in order
         tables, is_of_table = self._tables, self._operations.extent[ops] != NO_EXTENT
         extent = np.where(is_of_table, self._operations.extent[ops], 0)

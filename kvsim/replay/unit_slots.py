@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.int64]
 Span = tuple[Numbers, Numbers]
-"""Begin and end of a range of table positions, for each of several requests. The end is not included."""
+"""Ranges [begin, end) of indices in block tables, one for each of several requests."""
 
 
 class Seen(NamedTuple):
-    """Contents of some units, at one frame or at several. All arrays have the same shape."""
+    """Contents of some units at one or more frames. All arrays have the same shape."""
 
     owner: IntArray
     """Row of the request that holds the unit; `NO_OWNER` if it is free."""
     position: IntArray
-    """Position of the unit in its owner's table."""
+    """Index of the unit in its owner's table."""
     is_shared: npt.NDArray[np.bool_]
     """True for units that several requests hold."""
     is_cached: npt.NDArray[np.bool_]
@@ -41,11 +41,11 @@ class Seen(NamedTuple):
 
 
 def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers, requested: Numbers) -> Numbers:
-    """Return the number of slots of each unit in each state. The last axis has the eight states, which sum to
+    """Return the number of slots of each unit in each state. The last axis has the eight states, and adds up to
     `unit_tokens`.
 
-    The arrays have one entry for each request: `pad` is the number of padding slots before its tokens, `full` the slot
-    position after its last token with KV, and `requested` the number of slots that were requested for it.
+    The other arrays have one entry for each request: `pad` is the number of padding slots before its tokens, `full` the
+    slot position after its last token with KV, and `requested` the number of slots that were requested for it.
     """
     slots = np.zeros((*seen.owner.shape, NUM_STATES), np.int64)
     slots[..., SlotState.FREE] = np.where(seen.is_cached, 0, unit_tokens)
@@ -67,11 +67,11 @@ def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """One KV-cache group: whether its units hold tokens or recurrent states, and the sizes of these in slots."""
+    """One KV-cache group: what its units hold, tokens or recurrent states, and the sizes of these in slots."""
 
     kind: CacheKind
     block_size: int
-    """Number of tokens in one unit."""
+    """Number of tokens per unit."""
     window: int | None
     """Number of tokens in the window or chunk; None if every token is kept."""
     token_slots: int
@@ -85,8 +85,9 @@ class TableGroup:
         return self.kind is CacheKind.MAMBA or self.window is not None
 
     def unread(self, computed: IntArray) -> Numbers:
-        """Return the number of leading tokens that no later step reads, for requests with `computed` tokens; 0 for a
-        group of states.
+        """Return the number of leading tokens that no later step reads, for requests with `computed` tokens.
+
+        It is 0 for a group of states.
         """
         computed = np.asarray(computed, np.int64)
         if self.kind is CacheKind.MAMBA or self.window is None:
@@ -96,8 +97,8 @@ class TableGroup:
         return np.maximum(computed - self.window + 1, 0)
 
     def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
-        """Yield ranges [begin, end) of table positions whose slots change state when the computed tokens go from `old`
-        to `new`.
+        """Yield the ranges of table positions whose slots change state when the computed tokens go from `old` to
+        `new`.
         """
         size = self.block_size
         yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
@@ -124,8 +125,6 @@ def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
 
 
 class _ReplayedState(Protocol):
-    """Parts of a `Replay` that `slots_of_groups` needs."""
-
     ledger: Ledger
     num_units: int
     unit_slots: int
@@ -142,7 +141,7 @@ class _ReplayedState(Protocol):
 
 
 def slots_of_groups(replay: _ReplayedState, units: IntArray | slice) -> Numbers:
-    """Return the number of slots of each unit in each state: shape (units, 8).
+    """Return the number of slots of each unit in each state: int64[units, 8].
 
     A slot of a shared unit is live if one of its holders still reads it.
     """

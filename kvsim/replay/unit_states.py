@@ -1,6 +1,6 @@
 """Contents of every unit of the pool after any number of operations.
 
-If units are shared or cached one by one, keyframes are copied and later operations applied. Long extents, such as
+If units are shared or cached one by one, a keyframe is copied and later operations are applied. Long extents, such as
 reservations or rows of a batch, are few at a time, so the contents are built from the extents that are held.
 """
 
@@ -20,14 +20,14 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
 _MOST_RUNS = 64
-"""Largest number of operations on long extents that are applied one by one. Building anew is then faster."""
+"""Largest number of operations on long extents that are applied one by one. For more, it is faster to build anew."""
 
 
 class UnitStates(ABC):
-    """Contents of each unit of the pool: owner, position in the owner's table, number of holders, and whether it is
+    """Contents of each unit of the pool: owner, index in the owner's table, number of holders, and whether it is
     cached.
 
-    Arrays are in order of address. `go_to` changes them in place.
+    Arrays are in order of address. `go_to` changes them in place. Units are numbered from 0, whatever their addresses.
     """
 
     def __init__(self, ledger: Ledger | FewUnits, num_units: int, first_unit: int) -> None:
@@ -38,7 +38,7 @@ class UnitStates(ABC):
         self.cached = np.zeros(num_units, np.bool_)
         self.cached[ledger.initial_cached - first_unit] = True
         self.group = np.zeros(num_units if ledger.has_groups else 0, np.int16)
-        """KV-cache group of the table that holds each unit; empty if the model has one group."""
+        """Index of the KV-cache group of the table that holds each unit; empty if the model has one group."""
         self._op = 0
 
     @staticmethod
@@ -49,26 +49,26 @@ class UnitStates(ABC):
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations. `seq` is the sequence number of the last event among them.
+        """Show the pool after the first `op` operations. `seq` is that of the last event among them.
 
-        Return True if the contents were built anew, False if they were changed from those shown before.
+        Return True if the contents were built anew, False if those shown before were changed.
         """
 
     @abstractmethod
     def units_of(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations from `begin` up to, but not including, `end` change."""
+        """Return the units that the operations [begin, end) change, in any order; a unit may be repeated."""
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that become free by the operations from `begin` up to, but not including,
-        `end`. A unit that becomes free twice is repeated.
+        """Return the units that become free by the operations [begin, end). A unit that becomes free twice is
+        repeated.
         """
 
     def warm_up(self) -> None:  # noqa: B027  long extents need nothing
         """Build now what `go_to` would otherwise build when it is first needed. Thread-safe."""
 
     def hold(self, address: int, length: int, request: int, position: int) -> None:
-        """Let `request` hold the `length` units from `address` on, from `position` of its table on."""
+        """Let `request` hold the `length` units from `address` on, as the entries of its table from `position` on."""
         units = slice(address - self._first_unit, address - self._first_unit + length)
         self.owner[units], self.refs[units], self.cached[units] = request, 1, False
         self.position[units] = np.arange(position, position + length)
@@ -99,7 +99,7 @@ class SingleUnits(UnitStates):
         self._keyframes = Keyframes(ledger, self._columns, first_unit)
 
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
-        """Show the pool after the first `op` operations; return True if it was copied from a keyframe."""
+        """Show the pool after the first `op` operations. Return True if it was copied from a keyframe."""
         # Steps forward need no keyframes.
         begins_afresh = not self._keyframes.last_built(op) <= self._op <= op
         if begins_afresh:
@@ -109,12 +109,12 @@ class SingleUnits(UnitStates):
         return begins_afresh
 
     def units_of(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations from `begin` up to, but not including, `end` change."""
+        """Return the units that the operations [begin, end) change."""
         units: IntArray = np.subtract(self._ledger.part(begin, end).address, self._first_unit, dtype=np.intp)
         return units
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that become free by the operations [begin, end)."""
+        """Return the units that become free by the operations [begin, end)."""
         part = self._ledger.part(begin, end)
         gone = part.change < 0
         if self._ledger.is_shared:
@@ -139,9 +139,7 @@ class LongRuns(UnitStates):
         self._ledger = ledger
 
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations, of which `seq` is the last event; return True if it was built
-        anew.
-        """
+        """Show the pool after the first `op` operations. Return True if it was built anew."""
         begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0
@@ -163,11 +161,11 @@ class LongRuns(UnitStates):
         return begins_afresh
 
     def units_of(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that the operations from `begin` up to, but not including, `end` change."""
+        """Return the units that the operations [begin, end) change."""
         return self._units(self._ledger.part(begin, end), slice(None))
 
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units, counted from 0, that become free by the operations [begin, end)."""
+        """Return the units that become free by the operations [begin, end)."""
         part = self._ledger.part(begin, end)
         return self._units(part, part.change < 0)
 

@@ -1,4 +1,4 @@
-"""Find the requests that wait at any moment of a recording. They have arrived, hold no memory and have not ended."""
+"""Find the requests that wait after any event of a recording: they have arrived, hold no memory and have not ended."""
 
 from __future__ import annotations
 
@@ -14,24 +14,22 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Waiting:
-    """Lookup of waiting requests. It takes no longer in a longer recording."""
+    """Lookup of waiting requests, in a time that does not grow with the recording."""
 
     def __init__(self, recording: Recording, ledger: Ledger, progress: Progress) -> None:
         self._requests, held = recording.requests, ledger.tables.residencies
         self._first_birth = np.full(len(recording.requests), _NEVER, np.int64)
-        """Sequence number of the event with which each request first held memory; -1 if it held memory before the
-        recording begins.
-        """
+        """`seq` of the event with which each request first held memory; -1 if it did before the recording begins."""
         np.minimum.at(self._first_birth, held.request, held.birth_seq)
         self._first_birth[progress.initial > 0] = -1
         self._gone_at = self._ends(recording, ledger)
-        """Sequence number of the event after which each request never waits again."""
+        """`seq` of the event after which each request never waits again."""
         self._all_gone_at = np.maximum.accumulate(self._gone_at)
         self._none_came_by = np.minimum.accumulate(self._requests.arrival_seq[::-1])[::-1]
 
     @staticmethod
     def _ends(recording: Recording, ledger: Ledger) -> Numbers:
-        """Return, for each request, the sequence number of the event after which it never waits again.
+        """Return, for each request, the `seq` of the event after which it never waits again.
 
         This is the last release of its memory or, if it never held any, its abort.
         """
@@ -50,7 +48,8 @@ class Waiting:
         return gone_at
 
     def at(self, seq: int, time_s: float, live: IntArray) -> Numbers:
-        """Return the requests that wait after event `seq`, at `time_s`: preempted ones first, then in order of arrival.
+        """Return the requests that wait after event `seq`, at `time_s`: preempted ones first, each kind in order of
+        arrival.
 
         `live` are the requests that hold memory at that time.
         """
