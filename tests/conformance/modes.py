@@ -5,8 +5,12 @@ With KVSIM_TEST_ENGINE, which is `interpreted` or `compiled`, only one of them i
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,3 +32,47 @@ in_every_way = pytest.mark.parametrize("compiled", COMPILED)
 """For tests that take `compiled` as an argument."""
 FASTEST = CHOSEN != "interpreted" and find_spec("numba") is not None
 """What `compiled` should be where one of them has to do, because both would take long."""
+
+
+def both_engines(files: Sequence[Path]) -> list[Any]:
+    """What parameters `workload` and `compiled` should be: every workload interpreted, where asserts are checked, and
+    those in `covering` compiled. With all that is slow, every workload is also compiled.
+    """
+    compiled_always = {*covering(files), *files[::4]}
+    return [
+        pytest.param(
+            file,
+            *each.values,
+            id="-".join((*file.relative_to(Path(__file__).parent).with_suffix("").parts, str(each.id))),
+            marks=[
+                *each.marks,
+                *([pytest.mark.slow] if each.values == (True,) and file not in compiled_always else []),
+            ],
+        )
+        for file in files
+        for each in COMPILED
+    ]
+
+
+def covering(files: Sequence[Path]) -> list[Path]:
+    """The workloads that have something that none before them has: a folder, a field, a flag or a word."""
+    seen: set[tuple[Any, ...]] = set()
+    kept = []
+    for file in files:
+        has = {file.parts[-3:-1], *_features(json.loads(file.read_text(encoding="utf-8")))}
+        if not has <= seen:
+            kept.append(file)
+            seen |= has
+    return kept
+
+
+def _features(document: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(document, dict):
+        for name, value in document.items():
+            yield from _features(value, (*path, name))
+    elif isinstance(document, list):
+        for value in document:
+            yield from _features(value, path)
+    else:
+        is_word = isinstance(document, bool | str) and path[-1:] != ("id",)
+        yield (*path, document if is_word else type(document).__name__)

@@ -68,8 +68,9 @@ class Mutation:
             ValueError: the old code of a hunk is nowhere or in several places, or its new code has a name that no old
                 code has.
         """
-        places, shared, local = self._aim(trees)
-        functions = {name.rpartition(".")[2] for _, name, _ in functions_in(trees)}
+        defined = list(functions_in(trees))
+        places, shared, local = self._aim(defined)
+        functions = {name.rpartition(".")[2] for _, name, _ in defined}
         edits: defaultdict[str, dict[int, list[Any]]] = defaultdict(dict)
         for hunk, place in zip(self.hunks, places, strict=True):
             if hunk.new == hunk.old:
@@ -82,13 +83,15 @@ class Mutation:
             edits[place.path] |= {id(node): new if node is place.nodes[0] else [] for node in place.nodes}
         return {path: ast.unparse(patterns.replace(trees[path], edit)) for path, edit in edits.items()}
 
-    def _aim(self, trees: Trees) -> tuple[list[_Place], Found, Mapping[str, Found]]:
-        """Find the place of each hunk, and what names stand for: those of the package, and by function its own."""
+    def _aim(self, defined: list[tuple[str, str, ast.FunctionDef]]) -> tuple[list[_Place], Found, Mapping[str, Found]]:
+        """Find the place of each hunk among functions, and what names stand for: those of the package, and by function
+        its own.
+        """
         places: list[_Place] = []
         shared: Found = {}
         local: defaultdict[str, Found] = defaultdict(dict)
         for hunk in self.hunks:
-            functions = [(path, node) for path, name, node in functions_in(trees) if name == hunk.function]
+            functions = [(path, node) for path, name, node in defined if name == hunk.function]
             chosen = {id(place.function) for place in places} & {id(node) for _, node in functions}
             pattern, found = patterns.parse(hunk.old, beside=hunk.new), shared | local[hunk.function]
             matched = [
@@ -99,9 +102,9 @@ class Mutation:
             ]
             if len(matched) != 1:
                 lines = ", ".join(f"{place.path}:{place.nodes[0].lineno}" for place in matched) or "nowhere"
-                defined = ", ".join(path for path, _ in functions) or "no module"
+                modules = ", ".join(path for path, _ in functions) or "no module"
                 raise ValueError(
-                    f"{self.rule}: this code should be in one place of `{hunk.function}` (defined in {defined}) and is "
+                    f"{self.rule}: this code should be in one place of `{hunk.function}` (defined in {modules}) and is "
                     f"found {lines}:\n{hunk.old}"
                 )
             places += matched

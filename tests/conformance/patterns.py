@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import copy
+import operator
 from collections.abc import Iterator, Set
 from functools import cache
 from typing import Any, TypeAlias
@@ -63,17 +64,29 @@ def fill(pattern: list[Any], found: Found, functions: Set[str]) -> list[Any]:
 
 
 def replace(tree: Any, new: dict[int, list[Any]]) -> Any:
-    """Return the tree with other nodes in the place of some, which are given by their ids. The tree itself stays."""
+    """Return the tree with other nodes in the place of some, which are given by their ids. The tree itself stays; parts
+    in which nothing changes are shared.
+    """
     if isinstance(tree, list):
         return [node for each in tree for node in (new[id(each)] if id(each) in new else [replace(each, new)])]
     if id(tree) in new:
         return new[id(tree)][0]
     if not isinstance(tree, ast.AST):
         return tree
-    fields = {name: replace(value, new) for name, value in ast.iter_fields(tree)}
-    if fields.get("body") == []:
-        fields["body"] = [ast.Pass()]
-    return type(tree)(**vars(tree) | fields)
+    changed = {}
+    for name, value in vars(tree).items():
+        if isinstance(value, list | ast.AST):
+            replaced = replace(value, new)
+            if isinstance(value, list):
+                if len(replaced) != len(value) or any(map(operator.is_not, replaced, value)):
+                    changed[name] = replaced
+            elif replaced is not value:
+                changed[name] = replaced
+    if not changed:
+        return tree
+    if changed.get("body") == []:
+        changed["body"] = [ast.Pass()]
+    return type(tree)(**vars(tree) | changed)
 
 
 def _key(node: Any) -> str:

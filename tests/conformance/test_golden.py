@@ -22,7 +22,7 @@ from kvsim.errors import RecordingError, UsageError
 from kvsim.kv_groups import CacheKind, MambaMode
 from kvsim.policies.settings import Eviction
 
-from .modes import FASTEST, in_every_way
+from .modes import FASTEST, both_engines
 
 WORKLOADS = sorted(Path(__file__).with_name("golden").glob("*.json"))
 OF_RELEASES = sorted(Path(__file__).with_name("golden_versions").glob("*/*.json"))
@@ -30,10 +30,7 @@ GROUPED = sorted(Path(__file__).with_name("golden_groups").glob("*.json"))
 OFFLOADED = sorted(Path(__file__).with_name("golden_offload").glob("*.json"))
 
 
-@in_every_way
-@pytest.mark.parametrize(
-    "workload", [*WORKLOADS, *GROUPED, *OFFLOADED, *OF_RELEASES], ids=lambda file: f"{file.parent.name}-{file.stem}"
-)
+@pytest.mark.parametrize(("workload", "compiled"), both_engines([*WORKLOADS, *GROUPED, *OFFLOADED, *OF_RELEASES]))
 def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
     document, records = _golden(workload)
     verdict = verify_oracle(document, records, compiled=compiled)

@@ -20,7 +20,7 @@ from kvsim.conformance.oracle_files import parse_workload, read_pair_records
 from kvsim.conformance.oracle_pd import verify_pair
 from kvsim.errors import RecordingError, UsageError, WorkloadError
 
-from .modes import in_every_way
+from .modes import both_engines
 
 FOLDER = Path(__file__).with_name("golden_features")
 WORKLOADS = sorted(FOLDER.glob("*/*/*.json"))
@@ -31,8 +31,7 @@ SPEC = sorted(FOLDER.glob("*/spec/*.json"))
 PLAIN: dict[str, Any] = {"num_blocks": 8, "requests": [{"id": "r0", "prompt_len": 4, "output_len": 2}]}
 
 
-@in_every_way
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda file: "-".join((*file.parts[-3:-1], file.stem)))
+@pytest.mark.parametrize(("workload", "compiled"), both_engines(WORKLOADS))
 def test_every_decision_is_the_one_that_vllm_made(workload: Path, compiled: bool) -> None:
     verdict = verify_answer(workload, workload.with_suffix(".jsonl.gz"), compiled=compiled)
     assert verdict.equal, verdict

@@ -175,8 +175,7 @@ def workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(
+any_run = given(
     workload=workloads(),
     policy=POLICIES,
     room=st.sampled_from([0.3, 0.6, 1.0, 2.0, 3.0, 20.0]),
@@ -184,9 +183,25 @@ def workloads(draw: st.DrawFn) -> Workload:
     stamp_at_entry=st.booleans(),
     check=st.booleans(),
 )
-def test_any_workload_under_any_policy(
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@any_run
+def test_any_workload_under_any_policy(**run: Any) -> None:
+    assert_same_run(**run)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@any_run
+def test_many_workloads_under_any_policy(**run: Any) -> None:
+    assert_same_run(**run)
+
+
+def assert_same_run(
     workload: Workload, policy: Policy, room: float, users: dict[str, Any], stamp_at_entry: bool, check: bool
 ) -> None:
+    """Every way to run gives the same, or stalls with the same words."""
     machine = machine_of(int(room * policy.max_model_len) + 40)
     options = {"refuse_misfits": True, "stamp_at_entry": stamp_at_entry, "check": check} | users
     try:

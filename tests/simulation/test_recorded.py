@@ -15,7 +15,7 @@ from kvsim.simulation.results import FinalRows
 from .drawn_settings import drawn_settings
 from .test_engines import ENGINES
 
-FEW, MANY = 40, 600
+FEW, MANY = 20, 600
 """Draws with every change, and with all that is slow."""
 SEVERAL_SERVERS = {"--replicas", "--prefill", "--decode", "--data-parallel-size", "--prefix-store-gib"}
 
