@@ -35,7 +35,7 @@ from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import Demand
 from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.paged.prefix_keys import PrefixKeys
-from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING
+from kvsim.engine.state import LOADING, NO_KEY, PREEMPTED, RUNNING, WAITING, table_of
 from kvsim.policies import Paged
 from kvsim.policies.releases import UNSTATED
 from kvsim.workload import Ragged
@@ -145,7 +145,7 @@ class OracleRun:
         """Rows of the requests that have arrived, in order of arrival. A request's number in the engine is its row plus
         1.
         """
-        self._lengths: dict[int, dict[int, int]] = {}
+        self._lengths: dict[int, list[int]] = {}
         """Lengths of block tables before the last step was scheduled, by running sequence and KV-cache group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
@@ -201,10 +201,7 @@ class OracleRun:
         driver, state, pending = self._driver, self._state, self._pending
         while True:
             before = self._outputs_due(*pending[0][1:]) if pending else {}
-            groups = range(driver.engine.settings.num_groups)
-            self._lengths = {
-                number: {group: len(driver.blocks(number, group)) for group in groups} for number in driver.running()
-            }
+            self._lengths = {number: self._num_entries(number) for number in driver.running()}
             num_ended = state.num_ended
             moment = driver.next_moment()
             self._count_changes()
@@ -388,7 +385,8 @@ class OracleRun:
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
         """Return the record fields about the scheduler after a call. `proposed` is that of `_drafts_record`."""
         driver, num_free = self._driver, int(self._state.num_free)
-        live = {self._name(row + 1): row + 1 for row in self._arrived if self._is_live(row + 1)}
+        sequences = driver.engine.sequences
+        live = {self._name(row + 1): row + 1 for row in self._arrived if sequences[row + 1].status in _LIVE}
         if self._copies is not None:
             # An aborted request keeps its blocks until its load has ended.
             live |= {self._name(row + 1): row + 1 for row in self._arrived if driver.sequence(row + 1).num_units > 0}
@@ -430,9 +428,14 @@ class OracleRun:
 
         If the sequence did not run before the step, these are all blocks of the table.
         """
-        lengths = self._lengths.get(number, {})
-        groups = range(self._driver.engine.settings.num_groups)
-        return [self._driver.blocks(number, group)[lengths.get(group, 0) :] for group in groups]
+        lengths = self._lengths.get(number, [0] * self._driver.engine.settings.num_groups)
+        return [self._driver.blocks(number, group)[length:] for group, length in enumerate(lengths)]
+
+    def _num_entries(self, number: int) -> list[int]:
+        """Return the lengths of a sequence's tables, by group."""
+        engine = self._driver.engine
+        sequence, groups = engine.sequences[number], range(engine.settings.num_groups)
+        return [table_of(engine, sequence, group).num_blocks if sequence.num_units else 0 for group in groups]
 
     def _by_group(self, tables: list[list[int]]) -> list[Any]:
         return tables[0] if self._workload.layout is None else tables
