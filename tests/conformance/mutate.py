@@ -5,7 +5,8 @@
     python -m tests.conformance.mutate --first              only the first test that notices
     python -m tests.conformance.mutate --keep DIR           leave the copies of the survivors in DIR: fuzz there
 
-The suites of conformance, of the engine and of simulation are run on a copy of the package in which one rule is broken.
+The suites of conformance, of the engine and of simulation are run on a copy of the package in which one rule is broken:
+their tests that run with every change, so that no mutation is noticed by slow tests alone.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ def run(mutation: Mutation, copy: Path, engine: str, *, first: bool) -> Counter[
         *("-o", f"faulthandler_timeout={LONGEST_TEST_S}", "-o", "faulthandler_exit_on_timeout=true"),
         f"--ignore={AIM}",
         *("-k", f"not ({LIVE})"),
+        *("-m", "not slow"),
         *suites,
         *["-x"] * first,
     ]

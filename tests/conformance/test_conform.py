@@ -88,15 +88,17 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DrivenVllm]:
         yield engine
 
 
-def test_the_newest_release_decides_as_kvsim_does(newest: DrivenVllm) -> None:
-    result = conform(newest, count=12, seed=1)
+@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_the_newest_release_decides_as_kvsim_does(newest: DrivenVllm, count: int) -> None:
+    result = conform(newest, count=count, seed=1)
     assert (result.equal, result.findings, result.installed, result.release) == (True, [], NEWEST, NEWEST)
-    assert result.num_workloads == 12 + len(golden_workloads())
+    assert result.num_workloads == count + len(golden_workloads())
     assert min(result.totals[name] for name in ("num_steps", "num_hits", "num_preemptions", "num_evictions")) > 0
 
 
-def test_rules_changed_by_hand_are_named(changed: DrivenVllm) -> None:
-    result = conform(changed, count=16, seed=2)
+@pytest.mark.parametrize(("count", "seed"), [(16, 2), pytest.param(60, 0, marks=pytest.mark.slow)])
+def test_rules_changed_by_hand_are_named(changed: DrivenVllm, count: int, seed: int) -> None:
+    result = conform(changed, count=count, seed=seed)
     assert not result.equal
     ways = [[str(each.name) for each in way] for finding in result.findings for way in finding.variants]
     assert ["reused_first"] in ways

@@ -309,7 +309,8 @@ class Engine:
 
     def release(self, request: int) -> None:
         table = self.tables.pop(request)
-        kept = self.written.pop(request) // self.pool.unit_tokens if self.sharing else 0
+        written = self.written.pop(request)
+        kept = written // self.pool.unit_tokens if self.sharing else 0
         self.builder.release(request, len(table), kept)
         self.dead_tables.append(table[:kept])
         for position in range(len(table) - 1, -1, -1):
@@ -370,9 +371,20 @@ def keyframe_spacing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 @given(recording=event_streams(), data=st.data())
 @pytest.mark.usefixtures("keyframe_spacing")
 def test_any_event_stream_equals_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
+    assert_equal_in_any_order(recording, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(recording=event_streams(), data=st.data())
+@pytest.mark.usefixtures("keyframe_spacing")
+def test_many_event_streams_equal_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
+    assert_equal_in_any_order(recording, data)
+
+
+def assert_equal_in_any_order(recording: Recording, data: st.DataObject) -> None:
     last = len(recording.steps)
-    order = data.draw(st.lists(st.integers(0, last), min_size=1, max_size=12))
-    assert_equal_at_every_frame(recording, order=order)
+    assert_equal_at_every_frame(recording, order=data.draw(st.lists(st.integers(0, last), min_size=1, max_size=20)))
 
 
 def test_seeking_while_another_thread_makes_the_keyframes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -464,8 +476,15 @@ def close(builder: RecordingBuilder, num_units: int) -> None:
 @pytest.mark.usefixtures("keyframe_spacing")
 def test_growing_extents_equal_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
     assert recording.memory.repeat is not None
-    last = len(recording.steps)
-    assert_equal_at_every_frame(recording, order=data.draw(st.lists(st.integers(0, last), min_size=1, max_size=20)))
+    assert_equal_in_any_order(recording, data)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(recording=growing_batches(), data=st.data())
+@pytest.mark.usefixtures("keyframe_spacing")
+def test_many_growing_extents_equal_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
+    assert_equal_in_any_order(recording, data)
 
 
 @settings(max_examples=60, deadline=None)
@@ -590,10 +609,11 @@ def test_touched_is_what_the_tables_of_any_event_stream_say(recording: Recording
     assert_touched_is_what_the_tables_say(Replay(recording), data.draw(st.lists(frames, min_size=1, max_size=10)))
 
 
+@pytest.mark.parametrize("num_frames", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ONE_TABLE)
-def test_touched_is_what_the_tables_of_shipped_recordings_say(name: str) -> None:
+def test_touched_is_what_the_tables_of_shipped_recordings_say(name: str, num_frames: int) -> None:
     player, rng = Replay(read(find(name))), np.random.default_rng(1)
-    frames = rng.integers(0, player.num_frames - 1, 2).tolist()
+    frames = rng.integers(0, player.num_frames - 1, num_frames).tolist()
     assert_touched_is_what_the_tables_say(
         player, [pair for frame in frames for pair in ((frame, frame + 1), (frame + 1, frame), (frame, frames[0]))]
     )
