@@ -65,23 +65,19 @@ class Element(np.void):  # type: ignore[misc]  # final in NumPy's stubs only; `n
 
 def _element_of(record: type, layout: np.dtype[np.void]) -> type[Element]:
     """Return the class of the elements of an array with a `layout`. Its name has no effect on machine code."""
-
-    class RecordElement(Element):
-        __slots__ = ()
-
-    for name, (kind, offset, *_) in (layout.fields or {}).items():
-        setattr(RecordElement, name, property(_reader(name, kind, offset)))
-    RecordElement.__qualname__ = RecordElement.__name__ = record.__name__
-    return RecordElement
+    readers = {
+        name: property(_reader(name, kind, offset)) for name, (kind, offset, *_) in (layout.fields or {}).items()
+    }
+    return type(record.__name__, (Element,), {"__slots__": (), **readers})
 
 
-def _reader(name: str, kind: np.dtype[Any], offset: int) -> Callable[[Element], Any]:
+def _reader(name: str, kind: np.dtype[Any], offset: int) -> Callable[[Any], Any]:
     """Return a function that reads a field of an element; `kind` and `offset` say where it is in memory."""
     if kind.subdtype is not None or kind.fields:
         return lambda element: element[name]
     unpack = Struct(kind.char).unpack_from
 
-    def read(element: Element) -> Any:
+    def read(element: Any) -> Any:
         return unpack(element, offset)[0]
 
     return read
