@@ -38,7 +38,7 @@ class Numbers(Protocol):
 
 
 class Growing(list[Any]):
-    """A list of records that grows by one when the index after its end is accessed."""
+    """List of records that appends a record with default values when the index after its end is accessed."""
 
     def __init__(self, record: type) -> None:
         super().__init__()
@@ -116,7 +116,9 @@ def make_one(record: type[Record], *, compiled: bool) -> Record:
 
 
 def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """Return records that the engine appends to: an empty growing list; with `compiled`, an array of `size` records."""
+    """Return records to which the engine appends: an empty `Growing` list; with `compiled`, an array of `size`
+    records.
+    """
     made: Any = np.zeros(size, dtype_of(record)) if compiled else Growing(record)
     return cast("Records[Record]", made)
 
@@ -147,7 +149,7 @@ def fill(records: Records[Any], first: int, **columns: Any) -> None:
 
 
 def overwrite(records: Records[Any], **columns: npt.ArrayLike) -> None:
-    """Write each column into its field of the first records, one value for each record."""
+    """Write each column into its field of the first `len(column)` records."""
     for name, values in columns.items():
         column = np.asarray(values)
         if isinstance(records, np.ndarray):

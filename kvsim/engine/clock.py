@@ -96,7 +96,9 @@ def next_arrival_s(engine: Engine) -> float:
 
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
-    """Send the next `num_users` requests of the workload, one for each answered user, after the think time."""
+    """Send the next `num_users` requests of the workload. Each arrives `think_s` after now, when a user got an
+    answer.
+    """
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
@@ -105,9 +107,7 @@ def ask_again(engine: Engine, num_users: int) -> None:
 
 @part
 def _after_step(engine: Engine) -> int:
-    """Return the outcome after a step: `SCHEDULED` if the run goes on, otherwise the reason why the caller has to
-    act.
-    """
+    """Return the reason why the caller has to act after a step; `SCHEDULED` if there is none and the run goes on."""
     state = engine.state
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
@@ -209,14 +209,14 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back(engine: Engine) -> int:
-    """Return the index in `Engine.launched` of the earlier step whose tokens the newest step needs before it begins."""
+    """Return the index in `Engine.launched` of the step whose tokens the newest step needs; see `Settings.feedback`."""
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
 
 
 @part
 def finish_oldest(engine: Engine) -> None:
-    """Wait for the oldest step in flight, and process its outputs."""
+    """Wait for the oldest step in flight, process its outputs and record them."""
     settings, state = engine.settings, engine.state
     launched = engine.launched[in_flight.oldest(engine)]
     counts_outputs = settings.num_drafts > 0 and settings.records_schedule and launched.is_recorded

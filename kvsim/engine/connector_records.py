@@ -39,7 +39,7 @@ class ConnectorState:
     num_external: int = 0
     """Number of tokens that the sequence being admitted gets through the connector."""
     num_loading: int = 0
-    """Number of loads that have begun and whose end is not reported yet."""
+    """Number of loads that have begun and have not been reported as ended."""
     num_held: int = 0
     """Number of sequences that have ended, but keep their blocks for a transfer."""
     num_loads: int = 0
@@ -53,9 +53,7 @@ class ConnectorState:
     num_fetched: int = 0
     """Number of entries of `ConnectorTables.loads` whose loads have started on the link."""
     num_fetched_blocks: int = 0
-    """Number of blocks in all loads that have started on the link; 0 if loads are not timed
-    (`ConnectorSettings.is_timed`).
-    """
+    """Number of blocks in all loads that have started on the link; 0 if `ConnectorSettings.is_timed` is False."""
     num_live: int = 0
     """Number of transfers whose end time is known and that have not been reported as ended."""
     is_asleep: bool = False
@@ -76,7 +74,7 @@ class Transfer:
     is_async: bool = False
     """True if KV from outside is loaded between steps; False if the admitting step loads it before it computes."""
     num_unknown: Small = 0
-    """Number of the next lookups that the store leaves unanswered, so that the scheduler repeats them."""
+    """Number of further lookups that the store leaves unanswered, so that the scheduler repeats them."""
     first_bad: int = 0
     """Index in `ConnectorTables.bad_places` of the first block that fails to load."""
     num_bad: Small = 0
@@ -88,9 +86,9 @@ class Transfer:
     external_tokens: Small = 0
     """Number of tokens that came through the connector at the last admission or load."""
     done_s: float = 0.0
-    """Time at which the load ends, or at which another server has read the kept blocks, in seconds."""
+    """Time, in seconds, at which the load ends or another server has read the kept blocks."""
     has_come: bool = False
-    """True if the load was reported as ended and the scheduler has not looked at the sequence since."""
+    """True if the load has been reported as ended, until the scheduler visits the sequence."""
     has_failed: bool = False
     """True if some of the loaded blocks are bad."""
     is_error: bool = False
@@ -102,7 +100,7 @@ class Transfer:
     ended_seq: int = -1
     """Event number (`State.seq`) of the report that the last transfer has ended; -1 if it was not reported."""
     begin_s: float = 0.0
-    """Time at which the last load begins on the link, or from which blocks are kept, in seconds."""
+    """Time, in seconds, at which the last load begins on the link, or since which the blocks are kept."""
     first_entry: Small = 0
     """Index of the first table entry of the last transfer."""
     num_blocks: Small = 0
@@ -147,9 +145,11 @@ class ConnectorTables(NamedTuple):
     loads: Numbers
     """Numbers of the sequences whose loads have begun, in order, until the caller reads them."""
     notices: Numbers
-    """Numbers of the sequences that fetch nothing from another server, which can free their prompts' blocks."""
+    """Numbers of the sequences that fetch nothing from another server. That server can free the blocks of their
+    prompts.
+    """
     sends: Numbers
-    """Numbers of the sequences that have ended and whose blocks are kept for another server from the next step on."""
+    """Numbers of the sequences that have ended and keep their blocks for another server from the next step on."""
     live: Numbers
     """Numbers of the sequences with a transfer whose end time is known and that has not been reported as ended."""
     lanes: Records[Lane]

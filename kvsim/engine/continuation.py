@@ -16,13 +16,16 @@ _NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "gaps", "memory_rows"),
 )
-"""Fields that `moved` does not copy by name: shared parts, those in `_parts_of`, and drained rows."""
+"""Fields that `moved` does not copy by their name: parts that both engines share or that `_parts_of` lists, and rows
+that the caller has read.
+"""
 
 
 def moved(source: Engine, target: Engine) -> Engine:
-    """Copy the state of the interpreted `source` into `target`, a compiled engine that has not begun; return it.
+    """Copy the state of the interpreted `source` into `target`, a compiled engine that has not begun; return the
+    result.
 
-    The caller has drained the recorded rows; only the rows of the schedule that may still change are copied.
+    The caller has read all recorded rows, except rows of the schedule that may still change.
     """
     num_rows = source.state.num_schedule_rows
     target.settings.most_schedule_rows = source.settings.most_schedule_rows
@@ -38,13 +41,15 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
-    """Return the state of the optional parts (external KV, host tier and so on), without rows that were drained."""
+    """Return the state of the optional parts (external KV, host tier and so on), without rows that the caller has
+    read.
+    """
     encoder = (part for name, part in engine.encoder._asdict().items() if name != "rows")
     return (*engine.external, *engine.host, *engine.connector, *engine.radix, *encoder)
 
 
 def _copy(old: Any, new: Any, end: int | None = None) -> None:
-    """Copy a record, or the first `end` records or numbers, to a compiled engine. None copies all."""
+    """Copy a record, or the first `end` records or numbers (all if None), to a compiled engine."""
     if isinstance(new, np.void):
         for field in dtype_of(type(old)).names or ():
             new[field] = getattr(old, field)

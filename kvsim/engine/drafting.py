@@ -53,8 +53,8 @@ def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
 
 @part
 def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, reduced if the chunk would leave some tokens of the prompt, but fewer than drafting reads
-    after a chunk.
+    """Return `num_tokens`, the length of a chunk; fewer if otherwise fewer tokens of the prompt would follow the chunk
+    than drafting reads there (`prompt_ahead_tokens`).
     """
     ahead, rest = engine.settings.prompt_ahead_tokens, sequence.num_tokens - computed - num_tokens
     return max(num_tokens - (ahead - rest), 0) if 0 < rest < ahead else num_tokens
@@ -62,19 +62,18 @@ def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def num_sure(engine: Engine, num_tokens: int) -> int:
-    """Return how many of the first `num_tokens` tokens no drafting module will compute again."""
+    """Return the number of the first `num_tokens` tokens that no drafting module will compute again."""
     return max(num_tokens - max(engine.settings.prompt_ahead_tokens - 1, 0), 0)
 
 
 @part
 def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
-    """Return the number of drafts that the scheduled step verifies for a sequence, and count the outputs that it will
-    yield.
+    """Return the number of drafts that the scheduled step verifies for a sequence; negative if they are padding, which
+    is always rejected.
 
-    The step computes all known tokens of the sequence. If the sequence joined in this step (`is_new`), its drafts are
-    padding, which is always rejected, and the result is negative. All of the padding counts, even if
-    `long_prefill_token_threshold` left fewer tokens to the sequence; newer releases of vLLM then raise an
-    AssertionError.
+    The step computes all known tokens of the sequence. With asynchronous scheduling, the outputs that it will yield
+    become placeholders. In a step that has admitted the sequence (`is_new`), all its drafts are padding, even those
+    that `long_prefill_token_threshold` has cut off; newer releases of vLLM then raise an AssertionError.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
     if is_new and num_verified != sequence.drafts:
@@ -99,7 +98,7 @@ def end_step(engine: Engine) -> None:
 
 @part
 def verify(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Append the accepted drafts of a sequence, and the token generated after them, to its known tokens.
+    """Append the output of a sequence to its known tokens: accepted drafts, and the token generated after them.
 
     Rejected drafts are undone. `index` is the index of the sequence in `Engine.emitting`.
     """
@@ -133,7 +132,9 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last `num_tokens` computed tokens as rejected. Their slots stay written until recomputed."""
+    """Count the last `num_tokens` computed tokens as rejected. Their slots count as written until they are written
+    again.
+    """
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens
@@ -152,10 +153,8 @@ def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Set the number of drafts that the next step verifies, for each sequence of the step at `launched`, which is being
-    processed.
-
-    A sequence whose prompt is not complete gets none.
+    """Set the number of drafts that the next step verifies, for each sequence of the step in place `launched`, whose
+    output is being processed; 0 while a prompt is not complete.
     """
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):

@@ -74,11 +74,11 @@ class Driver:
         self.engine.state.num_submitted = size
 
     def send_first(self, num_users: int, think_s: float) -> None:
-        """Send the first request of each of `num_users` users. A user sends the next request `think_s` seconds after an
-        answer.
+        """Send the first request of each of `num_users` users at time 0. The engine sends a user's next request
+        `think_s` seconds after each answer.
 
-        The engine sends these next requests itself. The workload must have no refused request, because a refused
-        request ends before earlier ones.
+        Which user sends a request does not matter: requests are sent in the order of the workload. No request of the
+        workload may be refused.
         """
         self.send_all()
         settings, state = self.engine.settings, self.engine.state
@@ -226,7 +226,9 @@ class Driver:
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies whose end has not been reported, by the index of their record, in order of begin."""
+        """Return the copies whose end has not been reported, by their index in `HostTier.jobs`, in the order in which
+        they began.
+        """
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -254,15 +256,17 @@ class Driver:
         return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
 
     def report(self, job: int, call: int) -> None:
-        """Report the end of a copy, at index `job` of `HostTier.jobs`, with the output of step `call`. Calls of the
-        scheduler are counted from 1.
+        """Report that the copy at index `job` of `HostTier.jobs` has ended, with the output of step `call`.
+
+        Steps are the scheduler's calls, counted from 1.
         """
         host_jobs.report(self.engine, job, call)
 
     def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
-        """Report the end of a transfer of sequence `number` with the output of step `call`.
+        """Report that a transfer of sequence `number` has ended, with the output of step `call`.
 
-        With `is_load`, a load of the sequence has ended; otherwise another server has read its blocks.
+        With `is_load`, a load of the sequence has ended; otherwise another server has read its blocks. Steps are the
+        scheduler's calls, counted from 1.
         """
         connected.report(self.engine, self.sequence(number), is_load, call)
 
@@ -306,8 +310,7 @@ class Driver:
         """Set when the step that was scheduled last is launched, and when its kernels are done, in seconds.
 
         `launched_s` is None for a step without tokens, whose output is processed at `done_s`. If no step is in flight,
-        the clock advances to `done_s`. Transfers that have ended by the launch are reported with the output of the
-        step.
+        the clock advances to `done_s`. The output of the step reports the transfers that have ended by `launched_s`.
         """
         engine = self.engine
         engine.stages[0].free_s = done_s
@@ -333,7 +336,9 @@ class Driver:
         return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
 
     def report_read(self, number: int, at_s: float) -> None:
-        """Set the time (`at_s`) when another server has read the blocks that ended sequence `number` keeps."""
+        """Set the time `at_s` in seconds at which another server has read the blocks that the ended sequence `number`
+        keeps.
+        """
         if self.engine.settings.lockstep and not self.has_requests():
             self.skip_to(at_s)  # no step of the other ranks may advance its clock
         self.engine.connector.transfers[number].done_s = at_s
@@ -365,13 +370,15 @@ class Driver:
 
 @part
 def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001  static batches only advance
-    """Advance an engine of static batches; it has no other action than `advance`."""
+    """Advance an engine of static batches to the time `argument` in seconds. Such an engine has no other action."""
     return static_batch.advance(engine, argument)
 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """Run one action: advance to a time, call `clock.next_moment`, or replay a number of events (`argument`)."""
+    """Run one `action`. `argument` is the time in seconds to which `_ADVANCE` runs, or the number of events that
+    `_PLAY` replays.
+    """
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)

@@ -24,7 +24,6 @@ _COMPUTE, _HOLD, _RELEASE, _EVICT = map(int, ImageEventKind)
 
 @part
 def _write(engine: Engine, kind: int, request: int, image: int) -> None:
-    """Record an event of the cache, if memory is recorded."""
     if not engine.settings.records_memory:
         return
     row = engine.encoder.rows[engine.encoder.state.num_rows]
@@ -80,7 +79,9 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _reuse(engine: Engine, sequence: Sequence, index: int) -> bool:
-    """Tell whether the image of the input at `index` is planned or cached. A cached image is then in use."""
+    """Tell whether the image of the input at `index` is planned or cached. If it is cached, the sequence becomes its
+    user.
+    """
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_plans:
         if engine.settings.counts_repeated_images:
@@ -103,7 +104,9 @@ def _add_to_plan(engine: Engine, index: int) -> None:
 
 @part
 def _make_room(engine: Engine, num_tokens: int) -> bool:
-    """Evict unused images until the cache has room for `num_tokens` outputs; return False if it cannot."""
+    """Evict unused images until the cache has room for `num_tokens` outputs; return False if it has too few unused
+    ones, or the step too small a budget.
+    """
     state = engine.encoder.state
     if num_tokens > state.budget - state.planned_tokens:
         return False
@@ -127,7 +130,9 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 @part
 def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the length to which a chunk is cut because the image at `place` has no room."""
+    """Return the length to which a chunk is cut because the cache or the budget has no room for the image at
+    `place`.
+    """
     if engine.settings.cuts_before_images:
         return min(num_tokens, place.offset - computed) if computed < place.offset else 0
     return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
@@ -179,11 +184,12 @@ def return_budget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
-    """Release the images whose tokens the step at `launched`, which is being processed, has computed.
+    """Release the images whose tokens the step in place `launched` has computed. The output of this step is being
+    processed.
 
-    This is done for some of the step's sequences: from index `begin` of its list up to sequence `number`, or to the end
-    if `number` is 0. The `wrong` drafts of sequence `number` do not count as computed. Return the index at which the
-    next call continues.
+    One call does this for some of the step's sequences: from index `begin` of its list up to sequence `number`; up to
+    the end if `number` is 0. The `wrong` rejected drafts of sequence `number` do not count as computed. Return the
+    index at which the next call continues.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:
@@ -219,8 +225,8 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether a sequence uses an image for the input at `index`; with `any_place_frees`, for any of its inputs
-    with the image.
+    """Tell whether a sequence uses an image for the input at `index`. With `any_place_frees`, any of its inputs with
+    the same image counts.
     """
     place = engine.encoder.inputs[index]
     return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_same].is_user)
@@ -228,7 +234,9 @@ def _is_in_use(engine: Engine, index: int) -> bool:
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Record that a sequence uses an image for the input at `index`. With its first one, it becomes a user."""
+    """Record that a sequence uses an image for the input at `index`. At the first such input, it becomes a user of the
+    image.
+    """
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_same]
     if not first.is_user:
@@ -261,7 +269,7 @@ def _release(engine: Engine, sequence: Sequence, index: int) -> None:
 
 
 def reclaimable(images: Records[EncodedImage]) -> list[int]:
-    """List the numbers of the images that can be evicted, in order of eviction."""
+    """Return the numbers of the images that can be evicted, in order of eviction."""
     listed: list[int] = []
     number = int(images[HEAD].next)
     while number != HEAD:

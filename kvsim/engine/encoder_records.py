@@ -42,11 +42,11 @@ class EncoderState:
     num_encoded: int = 0
     """Number of images computed since the run began."""
     num_held: int = 0
-    """Number of times that a sequence became a user of an image."""
+    """Number of times that a sequence became a user of an image, since the run began."""
     num_rows: int = 0
     """Number of events in `EncoderCache.rows`."""
     most_rows: int = 0
-    """Largest number of events with which a step may begin. With more, the caller first reads these."""
+    """Largest number of events with which a step may begin. With more, the slice ends and the caller reads the rows."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -116,7 +116,9 @@ class EncoderCache(NamedTuple):
     planned: Numbers
     """Indices of the inputs in the last plan. An index is negated if the image is planned for an earlier input."""
     evicted: Numbers
-    """Numbers of the images that the step being scheduled has evicted, in order. Further ones are left out."""
+    """Numbers of the images that the step being scheduled has evicted, in order. Those beyond the length of the list
+    are left out.
+    """
     rows: Records[EncoderRow]
     """Events since the caller last read them; empty if they are not recorded."""
 
@@ -124,9 +126,9 @@ class EncoderCache(NamedTuple):
 def encoder_cache(
     encoding: Encoding | None, max_num_seqs: int, first_rows: int, *, records: bool, compiled: bool
 ) -> EncoderCache:
-    """Return an empty encoder cache. Without images (`encoding` is None), its capacity is 0.
+    """Return an empty encoder cache; without images (`encoding` is None), one without slots.
 
-    With `records`, it has room for the events that a slice records: `first_rows`, and those of one more step.
+    With `records`, there is room for `first_rows` events, and for those of one more step.
     """
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]

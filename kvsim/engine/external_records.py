@@ -27,7 +27,7 @@ class ExternalState:
     num_deferred: int = 0
     num_prefilling: int = 0
     num_settled_calls: int = 0
-    """Number of latest calls of the scheduler, one after the other, that had no effect."""
+    """Number of the scheduler's latest calls without effect, one after the other."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -39,7 +39,7 @@ class ExternalSequence:
     last_step: int = 0
     """Number of the last step that computed tokens of the sequence."""
     free_after: int = 0
-    """Number of the step after whose output the blocks of the sequence are freed."""
+    """Number of the step with whose output the blocks of the sequence are freed."""
     dead_tokens: Small = 0
     """Number of computed tokens in blocks of the sequence that are freed late, after steps in flight."""
 
@@ -56,7 +56,7 @@ class ExternalKV(NamedTuple):
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:
-    """Return the state for `size` sequences."""
+    """Return the initial state for `size` sequences."""
     return ExternalKV(
         state=make_one(ExternalState, compiled=compiled),
         sequences=make(ExternalSequence, size + 1, compiled=compiled),

@@ -18,10 +18,10 @@ from kvsim.engine.state import Engine
 
 @part
 def pass_over(engine: Engine, first: int, budget: int) -> int:
-    """Skip running sequences from index `first` on, up to the first one that needs a decision; return the number of
-    skipped ones.
+    """Skip running sequences from index `first` of `Engine.running` on, up to the first one that needs a decision;
+    return the number of skipped ones.
 
-    Each skipped sequence decodes one token. At most `budget` sequences are skipped.
+    Each skipped sequence decodes one token, which takes one token of `budget`.
     """
     state, may_skip_decodes = engine.state, engine.settings.may_skip_decodes
     launched, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
@@ -36,7 +36,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Make the sequence at `index` of `Engine.running` quiet if it only decodes; return True if it is quiet now."""
+    """Make the sequence at `index` of `Engine.running` quiet if it only decodes; tell whether it is quiet now."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, num_awaited = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + num_awaited - computed == 1

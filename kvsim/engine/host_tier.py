@@ -57,7 +57,9 @@ class HostSettings:
     is_timed: bool = False
     """True if the engine's clock decides when a copy has ended; False if the caller reports it."""
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the caller first reads these."""
+    """Largest number of recorded copies with which a step may begin. With more, the slice ends and the caller reads the
+    rows.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -65,16 +67,16 @@ class HostState:
     """Numbers of the second tier that change from step to step."""
 
     num_used: int = 0
-    """Number of slots that were ever allocated. Slots that never were are allocated first, in order."""
+    """Number of slots that were ever allocated. As long as there are others, these are allocated first, in order."""
     last_given_back: int = 0
-    """Index of the host block that was evicted last. Its slot is allocated next, once all slots have been used."""
+    """Index of the host block that was evicted last. Once all slots have been used, its slot is allocated next."""
     num_free: int = 0
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
     recent_target: float = 0.0
     """Number of blocks that ARC aims to keep in the list `RECENT`."""
     num_sparings: int = 0
-    """Number of calls of `host_pool.begin_sparing`."""
+    """Number of calls of `host_pool.begin_sparing` since the run began."""
     num_jobs: int = 0
     """Number of copies that were decided and have not been reported as ended."""
     next_job: int = 0
@@ -91,7 +93,7 @@ class HostState:
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostBlock(Linked):
-    """One host block; or a ghost of ARC, which remembers the key of a block that was evicted."""
+    """One host block, or a ghost of ARC: the key of a block that was evicted."""
 
     key: int = 0
     readers: Small = 0
@@ -124,7 +126,7 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index, in the sequence, of the first host block to copy. `end` is the index after the last one."""
+    """Index, among the host blocks of the sequence, of the first one to copy. `end` is the index after the last one."""
     end: Small = 0
     first_written: Small = 0
     """Index of the first host block that a store writes. The store's other blocks are linked by `next_of_job`."""
@@ -188,6 +190,6 @@ class HostTier(NamedTuple):
     sequences: Records[HostSequence]
     """One record for each sequence."""
     allocated_in: Numbers
-    """Number of the scheduler's call that last allocated each GPU block."""
+    """Number of the scheduler's call, counted from 1, that last allocated each GPU block."""
     copy_rows: Records[CopyRow]
     """Copies that were reported in this slice of the run; empty if they are not recorded."""

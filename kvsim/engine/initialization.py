@@ -85,7 +85,7 @@ class EnginePlan:
     num_layers: int = 1
     """Number of layers of the model. Only the time of copies to host memory depends on it."""
     initial_free: list[int] | None = None
-    """The initial free queue: block ids, the next to allocate first; None for all blocks in ascending order."""
+    """The initial free queue: block ids in order of allocation; None for all blocks in ascending order."""
     layout: KVCacheLayout | None = None
     """The KV-cache groups of the model; None for full attention in all layers."""
     pipeline: Pipeline = _ONE_STAGE
@@ -125,7 +125,7 @@ class EnginePlan:
 
     @property
     def most_unsure(self) -> int:
-        """Largest number of unsure tokens of a sequence, which may turn out not to be computed; see `totals`."""
+        """Largest number of tokens of a sequence that may turn out not to be computed; see `totals`."""
         ahead = isinstance(self.policy, Paged) and self.policy.scheduler.async_scheduling
         return 1 if self.drafts is None else (1 + ahead) * (1 + self.drafts.num_tokens) - 1
 
@@ -181,7 +181,7 @@ class EnginePlan:
 
     @property
     def _tokens_ahead(self) -> int:
-        """Largest number of tokens after the end of a sequence for which it may have slots."""
+        """Largest number of slots that a sequence may have for tokens after its end."""
         if not isinstance(self.policy, Paged):
             return 0
         ahead = self.pipeline.tokens_ahead(async_scheduling=self.policy.scheduler.async_scheduling)
@@ -235,7 +235,9 @@ class EnginePlan:
         )
 
     def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
-        """Return empty lists of the running sequences and of the steps in flight. Each has `batch` entries."""
+        """Return empty lists of the running sequences and of the steps in flight. A list has `batch` entries, for one
+        step or for each step in flight.
+        """
         zeros, in_flight = partial(_zeros, compiled=compiled), settings.most_in_flight * batch
         counted = in_flight if settings.counts_flight else 0
         return {
@@ -251,7 +253,6 @@ class EnginePlan:
         }
 
     def _rows(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
-        """Return the empty tables of the rows that one slice of a run records."""
         rows_of = partial(make_growing, compiled=compiled)
         return {
             "steps": rows_of(records.Step, STEPS_PER_SLICE),
@@ -264,7 +265,6 @@ class EnginePlan:
         }
 
     def _settings(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> records.Settings:
-        """Return the settings of the engine."""
         policy = self.policy
         chosen = settings_of_policy(policy, self.num_units) | settings_of_loop(policy, self.pipeline)
         chosen |= settings_of_groups(layout, policy) | {
@@ -311,7 +311,7 @@ class EnginePlan:
         return settings
 
     def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
-        """Return the parts that most engines leave empty: the encoder cache, and states of single kinds of memory."""
+        """Return the parts that most engines leave empty: the encoder cache, and the state of some kinds of memory."""
         policy, num_units = self.policy, self.num_units
         sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
         has_external = self.connector is not None or host_initialization.has_offload(policy)
@@ -340,7 +340,7 @@ def _num_memory_rows(room: Room) -> int:
 
 
 def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
-    """Return vLLM's rules. If `eviction` is given, it replaces vLLM's eviction rule."""
+    """Return vLLM's rules, with `eviction` in place of its eviction rule unless that is None."""
     if eviction is None:
         return scheduler.VLLM
     return replace(
@@ -354,7 +354,7 @@ def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
 
 
 def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManager:
-    """Return the kind of memory of a policy. It also depends on whether there is a KV connector."""
+    """Return the kind of memory of a policy, with or without a KV connector."""
     if isinstance(policy, Radix):
         return hierarchical.HIERARCHICAL if policy.cache.enable_hierarchical_cache else request_rows.RADIX
     if isinstance(policy, Static):
@@ -379,7 +379,6 @@ def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Reco
 
 
 def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
-    """Return the numbers of accepted drafts of all requests, then the numbers of proposed drafts."""
     parts = [np.zeros(0, np.int64)] if drafts is None else [drafts.accepted.values, drafts.proposed.values]
     return numbers(np.concatenate(parts), compiled=compiled)
 
@@ -406,7 +405,6 @@ def _zeros(length: int, *, compiled: bool) -> Numbers:
 
 
 def _tables(room: Room, *, compiled: bool) -> Records[records.Table]:
-    """Return the empty block tables, one for each place and group. Their entries lie end to end."""
     tables = make(records.Table, room.num_places * len(room.widths), compiled=compiled)
     fill(tables, 0, begin=np.cumsum([0, *room.widths * room.num_places])[:-1])
     return tables

@@ -16,21 +16,23 @@ _WHOLE_TABLE = -1
 
 @part
 def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence allocated `entries[begin:end]`, in its table of `group` from `position` on."""
+    """Record that a sequence allocated the blocks `Engine.entries[begin:end]`, in its table of `group` from `position`
+    on.
+    """
     if engine.settings.records_memory:
         _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def share_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence hit `entries[begin:end]`, shared in its table of `group` from `position` on."""
+    """Record that a sequence hit the blocks `Engine.entries[begin:end]`, in its table of `group` from `position` on."""
     if engine.settings.records_memory:
         _blocks(engine, _SHARE, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def evict(engine: Engine, begin: int, end: int) -> None:
-    """Record that the blocks in `entries[begin:end]` lost their prefix."""
+    """Record that the blocks `Engine.entries[begin:end]` lost their cached prefix."""
     if engine.settings.records_memory:
         _blocks(engine, _EVICT, 0, _NO_REQUEST, 0, begin, end)
 
@@ -41,7 +43,7 @@ def append_extent(
 ) -> None:
     """Record that a sequence asked for `requested` slots and got the `length` slots from `address` on.
 
-    In each of the `repeat - 1` following steps, it gets the next `length` slots.
+    In each of the next `repeat - 1` steps, it gets the next `length` slots.
     """
     if engine.settings.records_memory:
         write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, repeat)
@@ -49,10 +51,10 @@ def append_extent(
 
 @part
 def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
-    """Record that a sequence frees its table in `entries[begin:end]`. The first `num_cached` blocks stay in the prefix
-    cache.
+    """Record that a sequence frees its table, `Engine.entries[begin:end]`. The first `num_cached` blocks stay in the
+    prefix cache.
 
-    In a group that never caches some of its blocks, each block gets a row of its own, and then an empty table is freed.
+    In a group with `keeps_some`, each block gets a row of its own, followed by one row for the empty table.
     """
     if not engine.settings.records_memory:
         return
@@ -104,10 +106,10 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
 
 @part
 def count_outputs(engine: Engine, sign: int) -> None:
-    """Add `sign` times the number of known tokens to the outputs of each sequence's row for the oldest step in flight.
+    """Count how many tokens the oldest step's output gives each sequence, in the sequence's row of the schedule.
 
-    Called with -1 before an output is processed and with 1 after it, this leaves the number of tokens that the output
-    gave.
+    Call it with `sign` -1 before the output is processed and with 1 after: each call adds `sign` times the number of
+    known tokens.
     """
     state, rows = engine.state, engine.schedule_rows
     index = state.num_schedule_rows - 1
@@ -149,8 +151,8 @@ def extend_row(engine: Engine, sequence: Sequence, num_steps: int) -> None:
 
 @part
 def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, begin: int, end: int) -> None:
-    """Append one row of the memory table for each range of consecutive block ids in `entries[begin:end]`; null blocks
-    are left out.
+    """Append a row of the memory table for each range of consecutive block ids in `Engine.entries[begin:end]`. Null
+    blocks are left out.
     """
     entries = engine.entries
     while begin < end:

@@ -14,10 +14,8 @@ from kvsim.workload import Ragged
 
 Column = npt.NDArray[np.int64]
 BEGIN_TOKENS = 32
-"""Number of leading tokens by which SGLang compares waiting requests. Of two with equal tokens, one waits for the
-other.
-
-A request with more cached tokens than this is not compared.
+"""Number of leading tokens that SGLang compares between waiting requests. Of two requests with equal leading tokens,
+one waits for the other, unless it has more cached tokens than this number.
 """
 
 
@@ -40,11 +38,11 @@ class Demand:
     """Key of the first `BEGIN_TOKENS` tokens of each request, equal for equal tokens; negative if the tokens are
     unknown.
 
-    None if no policy compares these tokens, or if only whole pages can be compared.
+    None if no policy compares these tokens, or if only keys of whole pages are known.
     """
 
     def every(self, stride: int, first_row: int) -> Demand:
-        """Return every `stride`-th request from `first_row` on. Their keys do not change."""
+        """Return every `stride`-th request from row `first_row` on, with unchanged keys."""
         rows = slice(first_row, None, stride)
         return Demand(
             prompt=self.prompt[rows].copy(),
@@ -58,11 +56,10 @@ class Demand:
         )
 
     def known_begins(self, unit_tokens: int) -> Column:
-        """Return `begins`; if that is None, keys of the whole pages of `unit_tokens` tokens within the first
-        `BEGIN_TOKENS` tokens.
+        """Return `begins`, with a key that no other request has where the tokens are unknown.
 
-        If a page is larger, its key is used. If the tokens of a request are unknown, it gets a key that no other
-        request has.
+        If `begins` is None, the key is that of the whole pages (of `unit_tokens` tokens) within the first
+        `BEGIN_TOKENS` tokens, or that of the first page if it is larger.
         """
         keys = self.begins
         if keys is None:

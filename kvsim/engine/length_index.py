@@ -16,7 +16,7 @@ NO_SEQUENCE = HEAD
 
 @part
 def add(engine: Engine, sequence: Sequence) -> None:
-    """Add a waiting sequence, which has arrived after all others."""
+    """Add a waiting sequence. All sequences added before have arrived earlier."""
     bucket.push_back(engine.sequences, engine.buckets[sequence.prompt_tokens], sequence.number)
 
 

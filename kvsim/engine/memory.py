@@ -21,7 +21,9 @@ Engine: TypeAlias = Any
 """`state.Engine`. It is `Any` here because `state` imports this module."""
 
 SKIP, STOP = -1, -2
-"""Further results of `find_prefix`. `SKIP`: skip this sequence. `STOP`: admit no further sequence in this step."""
+"""Results of `find_prefix` that are no number of tokens. `SKIP`: skip this sequence. `STOP`: admit no further sequence
+in this step.
+"""
 
 
 @part
@@ -99,9 +101,11 @@ class MemoryManager:
 
     # Called by a scheduler.
     take_over: Callable[[Engine, Sequence], bool] = _is_ready
-    """Put what a waiting sequence has loaded into its table. Return False while it is loading; it is then skipped."""
+    """Put what a waiting sequence has loaded into its table. Return False, and change nothing, while it is still
+    loading.
+    """
     find_prefix: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of leading tokens of a waiting sequence that need not be computed; or `SKIP`, or `STOP`."""
+    """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room
     """Allocate memory for `num_tokens` tokens of a waiting sequence, after the `computed` ones that `find_prefix`
     found.
@@ -115,7 +119,9 @@ class MemoryManager:
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence. If its status is `PREEMPTED`, it will be admitted again."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether a running sequence may be preempted. Some connectors require that its blocks become free at once."""
+    """Tell whether a running sequence may be preempted. With some connectors it may not, while its blocks cannot be
+    freed at once.
+    """
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the next admission of a sequence that is being preempted."""
 
@@ -139,7 +145,7 @@ class MemoryManager:
     awaits_transfers: Callable[[Engine], bool] = _never
     """Tell whether the engine must go on scheduling because of transfers in progress, although no sequence computes."""
     awaits_others: Callable[[Engine], bool] = _never
-    """Tell whether blocks are kept for another server that reads them at an unknown time."""
+    """Tell whether blocks are kept for another server, which reads them at an unknown time."""
     is_asleep: Callable[[Engine], bool] = _never
     """Tell whether the engine does nothing before a known time, unless another server or a client acts earlier."""
     after_schedule: Callable[[Engine], None] = _do_nothing

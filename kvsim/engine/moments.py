@@ -28,8 +28,8 @@ NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
 def play(engine: Engine, num_moments: int) -> int:
     """Replay the first `num_moments` events of `Engine.moments`; return the number of replayed events.
 
-    Each gets an event number of its own. The replay ends early if there may be no room for the next event's rows, or
-    after a `LOOK` that scheduled a step.
+    Each event gets an event number (`State.seq`). The replay ends early if there may be no room for the rows of the
+    next event, or after a `LOOK` that scheduled a step.
     """
     state = engine.state
     for index in range(num_moments):
@@ -67,7 +67,7 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the release of a sequence's memory is not recorded: it waits, loads, or frees its blocks late."""
+    """Tell whether no release of the sequence's memory is recorded: it waits, loads, or frees its blocks late."""
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):
         return True

@@ -26,9 +26,9 @@ _RULES = (
 
 
 def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
-    """Return the settings of scheduling and of memory that follow from a policy. Its pool has `num_units` units.
+    """Return settings of scheduling and memory by their names in `records.Settings`. The pool has `num_units` units.
 
-    The keys are names of fields of `records.Settings`, as in the results of the functions below.
+    The functions below return further settings in the same form.
     """
     settings: dict[str, Any] = {"max_model_len": policy.max_model_len, "num_units": num_units, "prefill_interval": 1}
     if isinstance(policy, Static):
@@ -82,7 +82,7 @@ def _contiguous_settings(cache: ContiguousSettings) -> dict[str, Any]:
 
 
 def settings_of_loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the settings of the engine loop: the steps in flight and their intervals."""
+    """Return the settings of the engine loop: number of steps in flight, and intervals in steps."""
     if isinstance(policy, Static):
         return {"most_in_flight": 1}
     if isinstance(policy, Radix):
@@ -161,7 +161,7 @@ def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: i
 
 
 def settings_of_swap(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
-    """Return the settings of the swap to host memory; a block takes `block_bytes` bytes.
+    """Return the settings of the swap to host memory, where a block takes `block_bytes` bytes.
 
     Raises:
         BudgetError: the host memory does not hold a single block.

@@ -18,7 +18,7 @@ NO_PAGE = 0
 SLOTS, WINDOWS = range(2)
 """Pools of slots: `WINDOWS` for layers with windows, if these have a pool; `SLOTS` for all other layers."""
 ROOT = 0
-"""Index of the root of the tree, which holds no page. Where another node is meant, it says that there is none."""
+"""Index of the root of the tree, which holds no page. It also means that there is no such node."""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
 """Orders of the waiting queue, by SGLang's names."""
 LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
@@ -28,12 +28,14 @@ NO_BATCH, EXTEND, DECODE, MIXED = range(4)
 NOT_CHUNKED = 0
 """Value of `RadixState.chunked` if no request is in the middle of its prompt."""
 NO_HOST, WRITE_THROUGH, WRITE_SELECTIVE, WRITE_BACK = range(4)
-"""Write policies. A node of the tree is copied to the host never, at its first hit, its second hit, or its eviction."""
+"""Write policies, which decide when a node of the tree is copied to the host. `NO_HOST`: never. `WRITE_THROUGH`: at its
+first hit. `WRITE_SELECTIVE`: at its second hit. `WRITE_BACK`: when it is evicted.
+"""
 IN_NEXT_PASS, BY_CLOCK, REPORTED = range(3)
 """Rules by which the scheduler finds that a copy between device and host has ended.
 
-`IN_NEXT_PASS`: in the next pass. `BY_CLOCK`: after the time that the copy takes on the link. `REPORTED`: when the
-caller reports the end.
+`IN_NEXT_PASS`: in the pass after the copy's begin. `BY_CLOCK`: after the time that the copy takes on the link.
+`REPORTED`: when the caller reports the end.
 """
 NO_SLOT = 0
 """Index that means no slot of host memory. Slots are numbered from 1 here, and from 0 in a recording."""
@@ -42,7 +44,7 @@ NO_PRIORITY = 1 << 40
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
 """Kinds of events of the cache.
 
-- `ASKED`: an eviction is to free slots.
+- `ASKED`: the scheduler asks for evictions that free slots.
 - `LEAF`: a node was evicted.
 - `DUPLICATE`: slots were freed because the tree has their tokens.
 - `RETRACTED`: a request was retracted.
@@ -60,7 +62,7 @@ class RadixArguments:
     num_rows: int = 0
     """Largest number of requests that run at once."""
     row_pages: int = 0
-    """Number of pages in a row of the request table: those of the longest sequence."""
+    """Number of pages in a row of the request table, which is the number of the longest sequence's pages."""
     chunk_tokens: int = 0
     """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
     max_prefill_tokens: int = 0
@@ -109,11 +111,13 @@ class RadixArguments:
     num_layers: int = 1
     """Number of layers. They are loaded one after the other while a step computes them."""
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the caller first reads these."""
+    """Largest number of recorded copies with which a step may begin. With more, the slice ends and the caller reads the
+    rows.
+    """
     reports: bool = False
     """True to record evictions, duplicates and retractions."""
     most_memory_rows: int = 0
-    """Number of rows of the memory table for which there is room."""
+    """Capacity of the memory table, in rows."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -121,7 +125,9 @@ class RadixState:
     """Numbers of the cache and of its scheduler that change from step to step."""
 
     is_collecting: bool = False
-    """True if freed pages are only collected, until one call frees all of these."""
+    """True between `token_slots.begin_free_group` and `end_free_group`: freed pages are collected, to be freed in one
+    call.
+    """
     num_free_windows: int = 0
     """Number of free pages in the pool for windows."""
     num_cached_windows: int = 0
@@ -131,17 +137,21 @@ class RadixState:
     matched_pages: int = 0
     """Number of pages of the last match, whether or not they have windows."""
     host_node: int = ROOT
-    """Node, on the device or on the host, at which the last match ended."""
+    """Node at which the last match ended, on the device or only on the host."""
     num_nodes: int = 0
-    """Number of records of nodes that were ever used."""
+    """Largest index of a record that was ever used for a node."""
     first_spare: int = 0
-    """Index of the first unused record of a node. The `parent` of a record is the next unused one."""
+    """Index of the first unused record of a node; `ROOT` if there is none. The `parent` of an unused record is the next
+    one.
+    """
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
     entries_end: int = 0
-    """Index after the last used entry of `RadixTables.node_pages`. Entries of evicted nodes count as used."""
+    """Index after the last used entry of the current half of `RadixTables.node_pages`. Entries of evicted nodes count
+    as used.
+    """
     entries_limit: int = 0
-    """Index after the half of `RadixTables.node_pages` that is in use."""
+    """Index after the last entry of the current half of `RadixTables.node_pages`."""
     clock: int = 0
     """Counter from which accesses to the tree get their stamps."""
     locked_pages: int = 0
@@ -152,15 +162,17 @@ class RadixState:
     """Kind of the batch of the previous pass."""
     last_chunked: int = NOT_CHUNKED
     num_prefills: int = 0
-    """Number of requests in the last prefill that computed tokens of their prompts."""
+    """Number of requests in the last prefill's batch whose prompts it computes. Decodes mixed into the batch do not
+    count.
+    """
     num_ended_before: int = 0
-    """Number of requests that had ended when the running batch was last filtered."""
+    """Value of `State.num_ended` when the running batch was last filtered."""
     num_last: int = 0
-    """Number of requests in the last prefill's batch."""
+    """Number of requests in the last prefill's batch, with decodes mixed in; see `RadixTables.last`."""
     runs_last: bool = False
     """True if the running batch is the last prefill. SGLang counts its first decode as this prefill."""
     last_puts_out: bool = False
-    """True if a request of the last prefill may yield further outputs."""
+    """True if a request of the last prefill's batch may yield further outputs."""
     puts_out: bool = False
     """True if a request of the running batch may yield outputs after the output of its prefill."""
     chosen_mode: int = NO_BATCH
@@ -185,7 +197,7 @@ class RadixState:
     launched_mode: int = NO_BATCH
     """Kind of the batch that was launched last. A decode includes all running requests."""
     most_results: int = 0
-    """Number of results to process before the running requests are scanned again for ends by length."""
+    """Number of results after which the running requests are scanned again for those that end by length."""
     has_failed: bool = False
     """True if an admitted batch did not get enough slots. SGLang would end there."""
     has_freed_twice: bool = False
@@ -226,7 +238,7 @@ class RadixState:
     num_step_loads: int = 0
     """Number of pages that the step being scheduled loads from the host."""
     awaited_s: float = 0.0
-    """Time, in seconds, at which the last copy to the host ends that an eviction waits for."""
+    """Time in seconds at which the last copy to the host ends for which an eviction makes the host wait."""
     num_idle_passes: int = 0
     """Number of latest passes, one after the other, that launched no batch and changed nothing."""
     num_copy_rows: int = 0
@@ -289,7 +301,7 @@ class Node(Bucketed):
     host_locks: Small = 0
     """Number of locks on the host copy of the node: one for each load in progress that ends at the node."""
     loaded_for: Small = ROOT
-    """Last node of the load in progress that loads this node; `ROOT` if there is none."""
+    """Node at which the load in progress ends that also loads this node; `ROOT` if there is none."""
     first_slot: Small = NO_SLOT
     """Slot of host memory with the node's first page. `RadixTables.next_slot` links the slots of its other pages."""
     doubled: int = 0
@@ -300,8 +312,8 @@ class Node(Bucketed):
     edge: Small = 0
     """Number of the lock edge at this node, the upper end of windows that a request locks; 0 for none."""
     younger: Small = ROOT
-    """Node whose windows were used next after those of this node. In the record of `ROOT`, the least recently used
-    node.
+    """Node whose windows were used next after those of this node. For `ROOT`: the node whose windows are the least
+    recently used.
 
     `older` is the opposite link.
     """
@@ -315,7 +327,7 @@ class Holding:
     node: Small = ROOT
     """Node at which the cached prefix of the request ends."""
     host_node: Small = ROOT
-    """Node, on the device or on the host, at which the cached prefix of the request ends."""
+    """Node at which the request's cached prefix ends, on the device or only on the host."""
     host_tokens: Small = 0
     """Number of tokens of the last match whose pages are only on the host."""
     loaded_pages: Small = 0
@@ -338,12 +350,12 @@ class Holding:
     protected_tokens: Small = 0
     """Number of leading tokens whose slots belong to the tree."""
     inserted_tokens: Small = 0
-    """Number of leading tokens that have been inserted into the tree."""
+    """Number of leading tokens that the request has inserted into the tree."""
     laid_out_tokens: Small = 0
     """Number of tokens of the request when the scheduler last copied its list of tokens."""
     matched_tokens: Small = 0
-    """Number of leading tokens that the last match found, those on the host included. `LPM` sorts the queue by this
-    number.
+    """Number of leading tokens that the last match found, on the device or only on the host. `LPM` sorts the queue by
+    it.
     """
     limit: Small = 0
     """Largest number of output tokens that the request allows."""
@@ -379,12 +391,14 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """Copy of the last pages of a path between device and host, until the scheduler finds that it has ended."""
+    """Copy between device and host of the last pages of a path in the tree, until the scheduler finds that it has
+    ended.
+    """
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
     node: Small = ROOT
-    """Node at which the copied pages end."""
+    """Last node of the path."""
     num_pages: Small = 0
     request: Small = 0
     """Number of the request that loads the pages, or whose tokens are stored."""
@@ -403,16 +417,20 @@ class CacheEvent:
     is_first: bool = False
     """True if the record begins an event; False if it adds pages to the previous event."""
     subject: Small = 0
-    """Number that depends on `kind`: that of the retracted request, of slots to evict, or of the first page."""
+    """Number of slots to evict (`ASKED`), number of the retracted request, or number of the first page, by the
+    `kind`.
+    """
     length: Small = 0
-    """Number of pages, of window slots to evict, or of the retracted request's output tokens; it depends on `kind`."""
+    """Number of window slots to evict (`ASKED`), of the retracted request's output tokens, or of pages, by the
+    `kind`.
+    """
     others: Small = 0
     """Number of requests in the batch that continue while a request is retracted; 0 for other kinds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Need:
-    """Expected future of a request: `left` more output tokens, after which the slots of its `held` tokens are free."""
+    """Expected future of a request: after `left` more output tokens, the slots of its `held` tokens are free."""
 
     left: float = 0.0
     held: int = 0
@@ -441,7 +459,7 @@ class RadixTables(NamedTuple):
     holdings: Records[Holding]
     """One record for each request."""
     last: Numbers
-    """Numbers of the requests in the prefill of the previous pass."""
+    """Numbers of the requests in the batch of the last prefill."""
     order: Numbers
     """Numbers of requests in sorted order, while the queue is sorted or victims are chosen."""
     written: Records[NodeCopy]
@@ -449,7 +467,7 @@ class RadixTables(NamedTuple):
     loading: Records[NodeCopy]
     """Loads from the host in progress, in the order in which they began."""
     next_slot: Numbers
-    """Slot of host memory that follows each slot in its list: that of a node's slots, or that of the free slots."""
+    """Slot of host memory that follows each slot in its list, which has the slots of a node or the free slots."""
     copy_rows: Records[CopyRow]
     """Copies that were found ended in this slice of the run; empty if they are not recorded."""
     launches: Records[Launch]

@@ -15,11 +15,13 @@ Small = Annotated[int, np.int32]
 """Type of an integer that is stored in 32 bits to save memory, since a million requests have a million records."""
 _FEATURE = "feature"
 Feature = Annotated[int, np.int64, _FEATURE]
-"""Type of an integer setting of a feature that most runs do not use; see `constants_of`."""
+"""Integer setting that most runs leave at its default. If all such settings have their defaults, they are compiled as
+constants; see `constants_of`.
+"""
 FeatureFlag = Annotated[bool, np.bool_, _FEATURE]
-"""Type of a true-or-false setting of a feature that most runs do not use; see `constants_of`."""
+"""The same as `Feature`, for a setting that is True or False."""
 NEVER = (1 << 31) - 1
-"""Number of tokens that is larger than that of any sequence."""
+"""A number of tokens that no sequence reaches."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -97,18 +99,30 @@ class Settings:
     decode_interval: int = 1
     """Smallest number of steps from one decode of a sequence to its next one."""
     feedback: int = 0
-    """Number of steps back to the step whose tokens the first pipeline stage awaits; 0 if it awaits none."""
+    """A step begins on the first pipeline stage only after the step scheduled `feedback` steps earlier has ended,
+    because it needs that step's tokens; 0 if it waits for none.
+    """
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
+    """True if a sequence is admitted only if its whole prompt fits into the pool."""
     fills_pipeline: bool = False
-    """True if a step is scheduled ahead even after an empty one, or if the oldest in flight is computed."""
+    """True if steps are scheduled ahead until `most_in_flight` are in flight or no work is left.
+
+    If False, the output of the oldest step in flight is processed first if this step is computed already, or if the
+    step scheduled last is empty.
+    """
     late_outputs_block: bool = False
     """True if a preempted sequence is admitted again only after all its outputs in flight have been processed."""
     drops_late: FeatureFlag = False
-    """True if a preempted sequence's outputs in flight are discarded at once, so that it need not wait."""
+    """True if a preempted sequence's outputs in flight are discarded at once. `late_outputs_block` then does not delay
+    it.
+    """
     skipped_keep_places: bool = False
-    """True if a skipped sequence without blocks returns to the queue; False if it stays with the skipped ones."""
+    """True if a sequence that a step skips returns to the queue after the step, unless it loads or holds blocks.
+
+    If False, it stays in the list of skipped sequences.
+    """
     keeps_turns: bool = False
     """True if a step goes on with the next running sequence after it preempts one that it has visited but does not
     compute.
@@ -120,7 +134,10 @@ class Settings:
     lone_prompt_is_limited: bool = False
     """True if `long_prefill_token_threshold` applies even if no other sequence runs or waits."""
     answers_awaited: bool = False
-    """True if the model runner yields only outputs that the scheduler awaits."""
+    """True if a resumed sequence yields no output that the scheduler does not await.
+
+    If False, the model runner may generate a token once more that was in flight when the sequence was preempted.
+    """
     windows_wait: FeatureFlag = False
     """True if blocks of windows, chunks and states are freed only after all steps in flight that read them are
     processed.
@@ -178,7 +195,7 @@ class Settings:
     has_windows: FeatureFlag = False
     """True if some groups of layers do not read every token, because they have windows, chunks or states."""
     most_unsure: int = 0
-    """Largest number of unsure tokens of a sequence: tokens that may turn out not to be computed; see `totals`."""
+    """Largest number of tokens of a sequence that may turn out not to be computed; see `totals`."""
     lookahead_tokens: Feature = 0
     """Number of slots that every running sequence holds for drafts, after the slots of its tokens."""
     num_drafts: Feature = 0
@@ -190,7 +207,9 @@ class Settings:
     prompt_ahead_tokens: Feature = 0
     """Number of prompt tokens that drafting reads after a chunk. Every chunk but the last leaves as many."""
     drops_last_hit: FeatureFlag = False
-    """True if some groups (`Group.drops_hit`) recompute the last block of a hit: drafting needs its hidden states."""
+    """True if groups with `Group.drops_hit` recompute the last block of a hit, because drafting needs its hidden
+    states.
+    """
     drops_after_prompt: FeatureFlag = False
     """True if the block that the lookup leaves out of a hit (`drops_last_hit`) may contain the last known token.
 
@@ -259,7 +278,9 @@ class Settings:
     most_steps: int = 0
     """Largest number of steps that one slice of the run records."""
     most_memory_rows: int = 0
-    """Largest number of `memory_rows` with which a step may begin. With more, the caller first reads these."""
+    """Largest number of `memory_rows` with which a step may begin. With more, the slice ends and the caller reads the
+    rows.
+    """
     most_schedule_rows: int = 0
     most_rows_before_load: int = 0
     """Largest number of `memory_rows` with which a load from host memory or through a connector may begin."""
@@ -319,7 +340,9 @@ class State:
     awaiting: bool = False
     """True if the current call of the engine has scheduled a step and processes the oldest step's output next."""
     unflushed: bool = False
-    """True if a sequence has left since the last step was scheduled, which the engine schedules once more to report."""
+    """True if a sequence has ended since the last call of `schedule`. vLLM then schedules once more, even if no
+    sequence is left, to report the end to its workers.
+    """
     num_in_batch: int = 0
     """Number of sequences in the step being scheduled."""
     num_listed: int = 0
@@ -343,13 +366,15 @@ class State:
     num_preempted: int = 0
     """Number of sequences preempted by the step being scheduled."""
     num_new_seqs: int = 0
-    """Number of sequences in the step that it admits."""
+    """Number of sequences that the step being scheduled admits."""
     num_scheduled: int = 0
     """Number of steps scheduled since the run began. Steps without tokens count."""
     num_drafts: int = 0
     """Number of tokens that are drafted for each sequence after the last scheduled step."""
     input_tokens: int = 0
-    """Number of tokens of the step's budget that are left, with those that drafting takes."""
+    """Number of tokens left of the step's budget. The tokens that drafting takes (`Settings.draft_slots`) are
+    subtracted, too.
+    """
     has_chunk: bool = False
     """True if the step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
@@ -363,7 +388,7 @@ class State:
     num_computing_steps: int = 0
     """Number of steps that computed tokens. Counted only with a prefill interval."""
     last_prefill_step: int = 0
-    """Number, among the computing steps, of the last one that computed a prompt."""
+    """Value of `num_computing_steps` after the last step that computed a prompt."""
     num_passed_over: int = 0
     """Number of waiting sequences that were skipped at least once since they began to wait."""
     num_adapter_passes: int = 0
@@ -379,7 +404,7 @@ class State:
     num_padding_drafts: int = 0
     """Number of padding drafts of the next waiting sequence, if it is admitted now."""
     num_counts: int = 0
-    """Number of times that expired tokens were counted. `Readers.seen_in` refers to it."""
+    """Number of times that expired tokens were counted since the run began. `Readers.seen_in` refers to it."""
     hit_tokens: int = 0
     """Number of leading tokens of the sequence being admitted that are in the prefix cache."""
     num_partly_cached: int = 0
@@ -411,7 +436,9 @@ class State:
     rounding: int = 0
     """Number of slots that rounding added to the requested ones, over all tables."""
     num_unsure: int = 0
-    """Number of sequences in `Lists.unsure`, with unsure tokens (see `totals`) freed since the last step."""
+    """Number of entries in `Lists.unsure`: sequences that have freed slots of unsure tokens (see `totals`) since the
+    last step.
+    """
     unusable_units: int = 0
     """Number of free units, if together they suffice for the head of the queue but no single free range does; otherwise
     0.
@@ -425,7 +452,7 @@ class State:
     is_crowded: bool = False
     """True if a step made more changes of ownership than there is room to record."""
     subject: int = 0
-    """Number of the sequence that the outcome of a slice is about; see `clock`."""
+    """Number of the sequence for which the engine has no room when a slice ends with `clock.STALLED`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -449,7 +476,9 @@ class Sequence(Bucketed):
     was_passed_over: bool = False
     """True if the sequence was skipped at least once since it began to wait."""
     is_chunk: bool = False
-    """True if the last step of the sequence left known tokens, or tokens in flight, to compute."""
+    """True if the last step of the sequence left tokens to compute, as a chunk of a prompt does. Tokens in flight
+    count.
+    """
     adapter: Small = 0
     """Number of the adapter, counted from 1; 0 for none."""
     priority: Small = 0
@@ -530,7 +559,7 @@ class Times:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Unsure:
-    """Slots of one unsure token; see `totals`."""
+    """Slots of one token that may turn out not to be computed; see `totals`."""
 
     slots: int = 0
     """Number of slots that the sequence holds for the token."""
@@ -559,9 +588,11 @@ class Lists:
     order: int = 0
     """Number of the sequence that compaction places as number `i`."""
     preempted: int = 0
-    """Number of the sequence that the step being scheduled preempted as number `i`."""
+    """Number of the sequence that is preempted as number `i` in the step being scheduled."""
     unsure: int = 0
-    """Number of the sequence that, as number `i` since the last step, has freed slots of unsure tokens."""
+    """Number of the sequence that, as number `i` since the last step, has freed slots of unsure tokens (see
+    `totals`).
+    """
     free_place: int = 0
     """Free place number `i`: an index of tables that belong to no sequence."""
 
@@ -580,6 +611,7 @@ class Group:
     cap_blocks: int = 0
     """Largest number of blocks that one sequence holds at once. Used for windows and chunks."""
     hashes_per_block: int = 0
+    """Number of prompt hashes that one block covers."""
     token_slots: int = 0
     """Number of slots that one token takes in a block; 0 if blocks hold states."""
     state_slots: int = 0
@@ -599,9 +631,11 @@ class Group:
     keeps_all: bool = False
     """True if every full block is put into the prefix cache."""
     drops_hit: bool = False
-    """True if the last block of a hit is computed again, because this group or another of its kind has draft layers."""
+    """True if the last block of a hit is computed again, because a group of this kind has layers of the draft model."""
     is_dropped: bool = False
-    """True if the current lookup has left out a block of the group's hit for the current length of the common hit."""
+    """True if the current lookup has left out the last block of the group's hit (see `drops_hit`) since the common hit
+    last became shorter.
+    """
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because drafting modules may compute them again."""
     first_entry: int = 0
@@ -642,9 +676,10 @@ class Launched:
 
     is_recorded: bool = False
     computes: bool = False
-    """True if the step computes tokens. Set only with host memory or a connector."""
+    """True if the step computes tokens. Set only with host memory or a connector; otherwise False."""
     done_s: float = 0.0
     turnaround_s: float = 0.0
+    """Host time from the output of the step to the next call of the scheduler, in seconds."""
     num_emitting: int = 0
     num_computing: int = 0
     """Number of sequences that the step computes. Set only with `Settings.counts_flight`."""
@@ -734,7 +769,7 @@ class Rectangle:
     live_new_tokens: int = 0
     """Number of output tokens that all live rows together have at their ends."""
     next_end: int = 0
-    """Number of the batch's first step in which one row fewer is live."""
+    """Number of the batch's next step, counted from 0, before which rows end."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -17,25 +17,25 @@ _MOST_ENTRIES = 1 << 28
 _MOST_BLOCKS = 1 << 22
 """Largest number of blocks in a pool."""
 _MOST_BUCKET_BITS = 16
-"""Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than pages."""
+"""Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than the pool has pages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Capacities of an engine's arrays, as numbers of records."""
+    """Number of records in each of an engine's arrays."""
 
     most_running: int
     """Largest number of sequences that run at once."""
     num_places: int
-    """Largest number of sequences that have tables at once; 0 if memory has no blocks."""
+    """Largest number of sequences that have block tables at once; 0 if memory has no blocks."""
     widths: list[int]
     """Number of entries in the longest table of each KV-cache group."""
     num_holes: int
-    """Number of records for free ranges of a contiguous memory: twice the largest number, for compaction."""
+    """Twice the largest number of free ranges of a contiguous memory: compaction saves them in the second half."""
     rows_of_loads: int
-    """Number of rows of the memory table that loads write in one step, beside those of running sequences."""
+    """Largest number of rows of the memory table that loads write in one step."""
     rows_of_step: int
-    """Largest number of rows of the memory table that one step writes, with those of loads."""
+    """Largest number of rows of the memory table that one step writes, with `rows_of_loads`."""
 
     @property
     def width(self) -> int:
@@ -56,19 +56,19 @@ class Room:
         """
         size = len(demand.prompt)
         batch = min(most_running(policy), size)
-        places, widths = 0, [1]
+        num_places, widths = 0, [1]
         if isinstance(policy, Paged):
-            places = host_initialization.num_places(policy, num_units, size)
+            num_places = host_initialization.num_places(policy, num_units, size)
             if has_connector:
-                places = min(size, 5 * batch + num_units)
-            widths = _table_widths(demand, policy, layout, num_units, places, tokens_ahead)
+                num_places = min(size, 5 * batch + num_units)
+            widths = _table_widths(demand, policy, layout, num_units, num_places, tokens_ahead)
         rows_of_loads = host_initialization.rows_of_loads(
             policy, num_units, size, sum(widths), has_connector=has_connector
         )
         rows_of_step = _rows_of_step(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
         return cls(
             most_running=batch,
-            num_places=places,
+            num_places=num_places,
             widths=widths,
             num_holes=2 * _most_holes(policy, batch, num_units),
             rows_of_loads=rows_of_loads,
@@ -77,9 +77,13 @@ class Room:
 
 
 def _table_widths(
-    demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, places: int, tokens_ahead: int
+    demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, num_places: int, tokens_ahead: int
 ) -> list[int]:
-    """Return the number of entries in the longest table of each group. Refuse pools and tables that are too large."""
+    """Return the number of entries in the longest table of each group.
+
+    Raises:
+        BudgetError: the pool has too many blocks, or the tables too many entries.
+    """
     tokens = int((demand.prompt + demand.output).max(initial=1)) + tokens_ahead - 1
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
@@ -89,18 +93,20 @@ def _table_widths(
             f"the pool has {num_units:,} blocks of {policy.unit_tokens} tokens, and at most {_MOST_BLOCKS:,} are "
             "simulated; take fewer (--num-blocks, --kv-gib), or a larger --block-size."
         )
-    width = sum(widths)
-    if width * places > _MOST_ENTRIES:
+    num_entries = sum(widths) * num_places
+    if num_entries > _MOST_ENTRIES:
         raise BudgetError(
-            f"{places:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
-            f"{width * places:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
+            f"{num_places:,} sequences of up to {tokens:,} tokens in blocks of {policy.unit_tokens} need tables of "
+            f"{num_entries:,} entries, and at most {_MOST_ENTRIES:,} are simulated; lower --max-num-seqs, or take "
             "a larger --block-size."
         )
     return widths
 
 
 def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Return the largest number of free ranges of a contiguous memory, plus one that exists while ranges change."""
+    """Return the largest number of free ranges of a contiguous memory, plus one that exists only while ranges
+    change.
+    """
     if not isinstance(policy, Contiguous):
         return 0
     return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
@@ -114,7 +120,8 @@ def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int
         return 3 * batch
     if isinstance(policy, Radix):
         return radix_initialization.MOST_ROWS_OF_PAGE * num_units + radix_initialization.ROWS_OF_HITS
-    # all sequences may be released and admitted, and each admission may move all others
+    # A sequence may be released, admitted and moved, which is a release and an admission: 4 rows. With compaction, the
+    # admission of each sequence may also move all others.
     return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
 
 

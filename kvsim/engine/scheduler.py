@@ -47,8 +47,8 @@ def has_work(engine: Engine) -> bool:
 def schedule(engine: Engine) -> None:
     """Decide the next step, allocate its memory and put it in flight.
 
-    `Engine.batch` then lists the sequences of the step, except quiet ones (see `fast_forward`). `Engine.emitting` lists
-    those sequences of `batch` for which the step yields an output.
+    `Engine.batch` then lists the sequences of the step, except quiet ones (see `fast_forward`), and `Engine.emitting`
+    those of `batch` for which the step yields an output.
     """
     state = engine.state
     state.num_scheduled += 1
@@ -79,7 +79,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the engine's call that has scheduled a step also processes the oldest step's output."""
+    """Tell whether the oldest step's output is processed before another step is scheduled."""
     state = engine.state
     if state.num_in_flight == engine.settings.most_in_flight:
         return True
@@ -144,8 +144,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the engine would wait for ever.
 
-    That is so if no sequence runs and the head of the queue is not admitted. It is also so if every running sequence
-    waits for room in the encoder cache that running sequences occupy.
+    This is so if no sequence runs and the head of the queue cannot be admitted, or if every running sequence waits for
+    room in the encoder cache that other running sequences occupy.
     """
     state = engine.state
     if engine.settings.encoder_tokens > 0 and state.num_running > 0:
@@ -341,7 +341,7 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
 def _most_prompt_tokens(engine: Engine) -> int:
     """Return the largest number of tokens of one prompt that this step may compute; 0 if only the budget limits it.
 
-    The threshold protects other sequences from a long prompt. Most releases ignore it if there is no other sequence.
+    Most releases of vLLM ignore the threshold if no other sequence runs or waits.
     """
     settings, state = engine.settings, engine.state
     if not settings.lone_prompt_is_limited and state.num_running + state.num_waiting <= 1:
@@ -392,7 +392,9 @@ def remove_running(engine: Engine, chosen: int) -> Sequence:
 
 @part
 def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
-    """Remove a sequence from the step being scheduled; return the number of its tokens, -1 if not there."""
+    """Remove a sequence from the step being scheduled; return the number of its tokens there, or -1 if it is not in the
+    step.
+    """
     state = engine.state
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
@@ -475,7 +477,9 @@ def describe(engine: Engine) -> None:
 
 @part
 def _commit(engine: Engine) -> None:
-    """Count the tokens of the scheduled step as computed, and list the sequences for which it yields an output."""
+    """Count the tokens of the scheduled step as computed, and list the sequences for which the step yields an
+    output.
+    """
     settings, state = engine.settings, engine.state
     state.written += state.num_tokens_in_batch * settings.token_slots
     first = state.next_launched * settings.max_num_seqs
@@ -511,7 +515,7 @@ def _commit(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float) -> None:
-    """Append the token that a step has generated to a sequence. `index` is its index in `Engine.emitting`."""
+    """Append the output of a step to a sequence, which is at `index` of `Engine.emitting`."""
     settings = engine.settings
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = now_s
@@ -529,7 +533,6 @@ def _append_output(engine: Engine, sequence: Sequence, index: int, now_s: float)
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Remove the sequences that have ended from the running ones."""
     state, kept = engine.state, 0
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]

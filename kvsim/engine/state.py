@@ -86,15 +86,19 @@ class Engine(NamedTuple):
     sequences: Records[records.Sequence]
     times: Records[records.Times]
     unsure: Records[records.Unsure]
-    """Slots of unsure tokens (see `totals`): `Settings.most_unsure` records for each sequence, end to end."""
+    """Slots of tokens that may turn out not to be computed (see `totals`): `Settings.most_unsure` records for each
+    sequence, end to end.
+    """
     lines: Records[records.Line]
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
     quiet_until: Numbers
-    """Number of the last quiet step of each running sequence, from 1 (see `fast_forward`); 0 if not quiet."""
+    """Number of the last step, counted from 1, in which the scheduler skips a running sequence because it only decodes
+    (see `fast_forward`); 0 if the scheduler visits it. One entry for each entry of `running`.
+    """
     skipped: Numbers
-    """Numbers of the skipped sequences, in order. The second half of the list has those skipped by the current pass;
-    see `waiting_queue`.
+    """Numbers of the skipped sequences, in order. The second half of the list is for those that the current step has
+    skipped; see `waiting_queue`.
     """
     adapter_passes: Numbers
     """Value of `State.num_adapter_passes` when each adapter was last in use; empty if adapters are not limited."""
@@ -103,7 +107,9 @@ class Engine(NamedTuple):
     batch_tokens: Numbers
     """Number of tokens that the step computes for each sequence of `batch`."""
     emitting: Numbers
-    """Numbers of the sequences for which a step yields an output. Each place of `launched` has `max_num_seqs`."""
+    """Numbers of the sequences for which a step yields an output: `max_num_seqs` entries for each place of
+    `launched`.
+    """
     emitting_drafts: Numbers
     """Number of drafts that the step verifies for each sequence in `emitting`; negative if the drafts are padding."""
     drafts_by_batch: Numbers
@@ -147,7 +153,8 @@ class Engine(NamedTuple):
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: records.Rectangle
     first_uses: Any
-    """Costs of step shapes that a static batch uses for the first time, in two lists of one entry for each step.
+    """Costs of step shapes that a static batch uses for the first time: two lists, one after the other, with an entry
+    for each step of the batch.
 
     The first list has the seconds to choose kernels, the second the number of kernels to build.
     """
@@ -157,7 +164,7 @@ class Engine(NamedTuple):
     """Recorded steps of this slice of the run."""
     outputs: Records[records.Output]
     gaps: Records[records.Gap]
-    """Recorded gaps of this slice of the run: times from an output to the next step, with no step in flight."""
+    """Recorded gaps of this slice of the run; see `records.Gap`."""
     memory_rows: Records[records.MemoryRow]
     """Changes of ownership in this slice of the run; empty if they are not recorded."""
     schedule_rows: Records[records.ScheduleRow]

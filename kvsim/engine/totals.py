@@ -29,7 +29,7 @@ from kvsim.engine.state import Engine, table_of
 
 @part
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
-    """Count `more` requested slots that a sequence gets in addition to its `before` slots."""
+    """Count `more` requested slots that a sequence gets in addition to the `before` slots that it has."""
     is_sure = before + more <= sequence.full_tokens - sequence.num_unsure
     # A sequence that is moved has held its unsure slots since before the move.
     held = not is_sure and engine.unsure[_first_unsure(engine, sequence)].slots > 0
@@ -44,7 +44,9 @@ def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
 
 @part
 def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
-    """Count new entries of a table, after its first `before` ones: `num_held` blocks, and null blocks."""
+    """Count the entries that a table got after its first `before` ones: `num_held` blocks, and otherwise null
+    blocks.
+    """
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
@@ -62,7 +64,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """Subtract `num_blocks` full blocks that no layer reads any more, and that a table frees while it continues."""
+    """Subtract `num_blocks` full blocks of a table in use, which are freed because no layer reads them any more."""
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
@@ -89,7 +91,7 @@ def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
 
 @part
 def shared_slots(engine: Engine) -> int:
-    """Return the number of written slots that are counted too often, because several tables contain their block."""
+    """Return by how much `State.written` counts slots too often, because several tables contain their block."""
     total = 0
     for group in range(len(engine.groups)):
         total += engine.groups[group].num_shared * block_slots(engine, group)
@@ -98,7 +100,9 @@ def shared_slots(engine: Engine) -> int:
 
 @part
 def block_slots(engine: Engine, group: int) -> int:
-    """Return the number of slots that the tokens of a full block take, or that its state takes."""
+    """Return the number of slots that a full block's tokens take; in a group of recurrent states, that one state
+    takes.
+    """
     record = engine.groups[group]
     return record.state_slots if record.state_slots > 0 else record.block_size * record.token_slots
 
@@ -131,7 +135,9 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add the slot-seconds, up to `time_s`, of the slots of unsure tokens freed since the last step."""
+    """Add to `Unsure.slot_s` the time, up to `time_s`, of the slots of unsure tokens that were freed since the last
+    step.
+    """
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]
@@ -153,7 +159,7 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
     """Count the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each.
 
-    With `is_held`, the unsure tokens had slots before, whose time of allocation does not change.
+    With `is_held`, the unsure tokens have had slots since an earlier time, which is kept.
     """
     state = engine.state
     full = sequence.full_tokens

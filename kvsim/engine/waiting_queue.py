@@ -94,7 +94,7 @@ def next_in_pass(engine: Engine) -> Sequence:
 
 @part
 def pop(engine: Engine, sequence: Sequence) -> None:
-    """Remove the sequence at which the pass is from the waiting sequences, because it is admitted."""
+    """Remove the sequence that the pass visits from the waiting sequences, because it is admitted."""
     engine.state.num_waiting -= 1
     _forget_passes(engine, sequence)
     _leave_pass(engine, sequence)
@@ -102,7 +102,7 @@ def pop(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def skip(engine: Engine, sequence: Sequence) -> None:
-    """Skip the sequence at which the pass is: move it to the skipped sequences of this pass."""
+    """Move the sequence that the pass visits to the skipped sequences of this pass."""
     state = engine.state
     _leave_pass(engine, sequence)
     # The second half of the list: the first half may still hold sequences of earlier passes that were not visited.
@@ -116,9 +116,9 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """End a pass: put the sequences that it skipped before the skipped sequences that it did not visit.
+    """End a pass: the sequences that it skipped come before the skipped sequences that it did not visit.
 
-    With `skipped_keep_places`, those that it skipped return to the queue instead, except sequences that load or hold
+    With `skipped_keep_places`, the sequences that it skipped return to the queue instead, unless they load or hold
     blocks.
     """
     state, half = engine.state, len(engine.skipped) // 2
@@ -137,7 +137,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def _put_back(engine: Engine) -> None:
-    """Return the sequences that this pass skipped to the front of the queue, except those that load or hold blocks."""
+    """Return the sequences that this pass skipped to the front of the queue, unless they load or hold blocks."""
     state, half = engine.state, len(engine.skipped) // 2
     for index in range(state.num_skipped_again - 1, -1, -1):
         sequence = engine.sequences[engine.skipped[half + index]]
@@ -168,7 +168,7 @@ def _sort_in(engine: Engine, index: int) -> None:
 def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool:
     """Tell whether `first` goes before `second`: its priority is smaller, or equal and it arrived earlier.
 
-    If both arrived at the same time, the one that the engine got first goes first.
+    Arrivals at the same time are in the order in which the engine got the requests.
     """
     if first.priority != second.priority:
         return first.priority < second.priority
@@ -177,7 +177,7 @@ def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool
 
 
 def in_order(engine: Engine) -> list[int]:
-    """List the numbers of the queued sequences, the head of the queue first."""
+    """Return the numbers of the queued sequences, the head of the queue first."""
     if engine.settings.by_priority:
         heap = [int(engine.lines[index].heap) for index in range(engine.state.num_queued)]
 
@@ -202,7 +202,7 @@ def _forget_passes(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _leave_pass(engine: Engine, sequence: Sequence) -> None:
-    """Remove the sequence at which the pass is: from the skipped sequences, or from the queue."""
+    """Remove the sequence that the pass visits from the skipped sequences or from the queue."""
     if sequence.is_skipped:
         engine.state.num_looked_at += 1
         sequence.is_skipped = False
@@ -230,7 +230,9 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put sequence `number` into the heap at the empty entry `index`, or above the parents that it precedes."""
+    """Put sequence `number` into the heap: move the empty entry `index` up past the parents that `number` precedes, and
+    fill it.
+    """
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
@@ -240,7 +242,9 @@ def _sift_up(engine: Engine, number: int, index: int) -> None:
 
 @part
 def _sift_down(engine: Engine, number: int, index: int) -> int:
-    """Move the heap's empty entry `index` below the children that precede sequence `number`; return the new one."""
+    """Move the heap's empty entry `index` down past the children that precede sequence `number`; return its new
+    index.
+    """
     heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1

@@ -63,7 +63,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence. A sequence whose KV was loaded has a table already."""
+    """Allocate blocks for `num_tokens` tokens of a waiting sequence. If its KV was loaded, it has a table already."""
     if not external_kv.admit(engine, sequence, computed, num_tokens):
         return False
     _record_allocation(engine, sequence, engine.connector.state.num_external)
@@ -72,7 +72,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence; keep those that a transfer still reads or writes until its end is reported."""
+    """Free all blocks of a sequence. Blocks that a transfer still reads or writes are kept until the transfer's end is
+    reported.
+    """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     external_kv.end_prefilling(engine, sequence)
@@ -101,14 +103,16 @@ def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a transfer has not been reported as ended. The engine then goes on, even without a batch."""
+    """Tell whether a transfer has not been reported as ended. The engine then calls the scheduler again, even without a
+    batch.
+    """
     return engine.connector.state.num_held > 0 or engine.connector.state.num_loading > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Record in each sequence of the batch that this step computes it, and end the reservations of completed
-    prompts.
+    """Record this step in each sequence of the batch, and end the reservations of the prompts that the step
+    completes.
     """
     state = engine.state
     external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
@@ -159,7 +163,9 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Schedule a report with the output of `step`: the load has ended (`is_load`), or the kept blocks were read."""
+    """Schedule a report with the output of `step`: a load has ended if `is_load`, otherwise the kept blocks have been
+    read.
+    """
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -170,7 +176,9 @@ def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None
 
 @part
 def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens that can be loaded after the hits; `SKIP` while the store has not answered."""
+    """Return the number of tokens that can be loaded after the first `hit_tokens`; `SKIP` while the store has not
+    answered.
+    """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     if connector.settings.is_store:
@@ -204,7 +212,7 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
 def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
     """Record that a sequence has its blocks, and that `external` of its tokens come from outside.
 
-    The load fills the table from entry `Transfer.loads_from` on. The blocks before this entry were in the prefix cache.
+    A load fills the table from entry `Transfer.loads_from` on. The blocks before that entry are in the prefix cache.
     """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
@@ -229,7 +237,7 @@ def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> Non
 
 @part
 def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
-    """Add a sequence to the notices: it fetches nothing from the other server, which can free the prompt's blocks."""
+    """Record that the other server can free the prompt's blocks, because the sequence fetches nothing from it."""
     connector = engine.connector
     connector.transfers[sequence.number].fetches = False
     connector.notices[connector.state.num_notices] = sequence.number
@@ -238,7 +246,7 @@ def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_begin(engine: Engine, sequence: Sequence, first: int, num_tokens: int) -> None:
-    """Record that a transfer begins. It moves `num_tokens` tokens, in the table's entries from `first` on."""
+    """Record that a transfer of `num_tokens` tokens begins, in the table's entries from `first` on."""
     transfer = engine.connector.transfers[sequence.number]
     transfer.begun_seq, transfer.ended_seq = engine.state.seq, -1
     transfer.first_entry, transfer.num_tokens = first, num_tokens

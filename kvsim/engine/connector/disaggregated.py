@@ -22,7 +22,7 @@ def awaits_transfers(engine: Engine) -> bool:
 
 @part
 def awaits_others(engine: Engine) -> bool:
-    """Tell whether blocks are kept for another server that has not read them yet."""
+    """Tell whether blocks are kept because another server has not read them yet."""
     return engine.connector.state.num_held > 0
 
 

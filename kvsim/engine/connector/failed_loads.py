@@ -1,7 +1,7 @@
-"""Handling of blocks that failed to load from outside, as in vLLM.
+"""Handling of blocks that failed to load from outside (bad blocks), as in vLLM.
 
-A sequence with a block that failed (a bad block) keeps only the tokens before it. With `ConnectorSettings.recomputes`,
-it computes the rest again; otherwise it ends with an error.
+A sequence keeps only the tokens before its first bad block. With `ConnectorSettings.recomputes`, it computes the rest
+again; otherwise it ends with an error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ other sequences with the block need not.
 
 @part
 def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
-    """Schedule the report of the blocks that failed in a load, with the output of `step`. A sequence reports only once.
+    """Schedule the report of the blocks that failed in a sequence's load, with the output of `step`.
 
-    `first` is the table entry from which `bad_places` are counted.
+    `first` is the table entry from which `ConnectorTables.bad_places` are counted. A sequence reports only once.
     """
     connector = engine.connector
     transfer, table = connector.transfers[sequence.number], table_of(engine, sequence, 0)
@@ -37,7 +37,7 @@ def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
 
 @part
 def fall_back(engine: Engine, launched: int) -> None:
-    """Cut each sequence with a block that is reported as bad now: only its tokens before it stay computed."""
+    """Cut each sequence with a block that is reported as bad now: only the tokens before the block stay computed."""
     state, connector = engine.state, engine.connector
     if not _mark(engine):
         return
@@ -62,7 +62,7 @@ def fall_back(engine: Engine, launched: int) -> None:
 
 @part
 def _mark(engine: Engine) -> bool:
-    """Mark the blocks that are reported as bad with this output; return whether there are any."""
+    """Mark the blocks that are reported as bad with this output; tell whether there are any."""
     connector = engine.connector
     is_any = False
     for index in range(connector.state.num_bad):
@@ -90,11 +90,11 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Reduce the `computed` tokens of a sequence to those before its first bad block; return True if it has a marked
+    """Reduce the `computed` tokens of a sequence to those before its first bad block; tell whether it has a marked
     block.
 
     A block that is marked as seen reduces nothing, because another sequence recomputes it. With `forgets`, the first
-    bad block and all later blocks are removed from the prefix cache.
+    bad block and all later ones are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)
@@ -118,7 +118,7 @@ def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bo
 
 @part
 def _forget(engine: Engine, begin: int, end: int) -> None:
-    """Remove the blocks in `entries[begin:end]` from the prefix cache."""
+    """Remove the blocks `Engine.entries[begin:end]` from the prefix cache."""
     for entry in range(begin, end):
         block = engine.entries[entry]
         if engine.blocks[block].key != NO_KEY:

@@ -17,7 +17,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Put the loads that the scheduled step decided on the link. Do nothing if the caller reports their ends."""
+    """Put the loads that the scheduled step decided on the link, unless the caller reports the ends of loads."""
     connector = engine.connector
     if not connector.settings.is_timed:
         return
@@ -38,7 +38,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def expect_end(engine: Engine, sequence: Sequence) -> None:
-    """Add a transfer whose end time is known to those that `poll` reports."""
+    """Add a transfer whose end time is known to the transfers that `poll` reports."""
     connector = engine.connector
     connector.live[connector.state.num_live] = sequence.number
     connector.state.num_live += 1
@@ -62,7 +62,7 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a transfer, if steps have no effect until that time.
+    """Advance the clock to the next arrival or end of a transfer, if no step has an effect before that.
 
     If that time is not before `until_s`, the engine sleeps instead. A rank that takes part in the steps of other ranks
     does nothing: these steps advance its clock.

@@ -1,8 +1,8 @@
-"""The free cached blocks from which the eviction rule of a custom policy chooses.
+"""The prefix cache as a custom policy's eviction rule sees it, and the free blocks from which the rule chooses.
 
-The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` follows every event
-of the prefix cache. It keeps the free blocks in the order of the free queue. If the policy's rule ranks blocks, it also
-keeps them in a heap.
+The prefixes form a tree: the parent of a block is the block before it in the prompt. `CachedBlocks` observes every
+change of the prefix cache. It keeps the free blocks in the order of the free queue and, if the policy's rule ranks
+blocks, also in a heap.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ class Cached:
         self.tokens = self.end_tokens = self.num_hits = 0
         self.cached_s = self.last_used_s = 0.0
         self.rank: Any = None
-        """Rank of the free block by the rule."""
+        """Latest rank that the policy's rule gave the block; None if it was never ranked."""
         self.ranking: int | None = None
-        """Number of the call of the rule that gave `rank`; None while the block is not ranked."""
+        """Number of the block's valid entry in the heap of ranked blocks; None if it has none, because it is in use or
+        the rule ranks no blocks.
+        """
         self.place = 0
-        """Index of the free block's row in `FreeColumns`."""
+        """Index of the block's row in `FreeColumns`. Valid only while the block is free."""
 
     def __repr__(self) -> str:
         return f"<block {self.unit}: {self.end_tokens} tokens of a prefix, {self.num_hits} hits>"
@@ -56,37 +58,42 @@ class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
     def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
-        """Follow a prefix cache that is still empty. The smallest `rank` is evicted first; None: no ranks."""
+        """Begin with an empty prefix cache. The free block with the smallest `rank` is evicted first; None if the rule
+        does not rank blocks.
+        """
         self._by_unit: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """Cached blocks that no table holds, by block id, the least recently freed first."""
         self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
-        """Cached blocks by key, and by block id: several blocks may hold the same prefix."""
+        """Cached blocks with each key, by key and block id. Several blocks may hold the same prefix."""
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
-        """Keys of the cached prefixes that are one block longer, for each key of a prefix."""
+        """Keys of the cached prefixes that are one block longer than a prefix, by the key of that prefix."""
         self._below: dict[int, int] | None = None
-        """Number of tokens in the cached blocks that continue the prefix of each key; None until a rule reads it."""
+        """Number of tokens in the cached blocks that continue a prefix, by the key of the prefix; None until a rule
+        asks.
+        """
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
-        """Heap of free blocks: (rank, ranking, block). An entry is outdated if its block has another ranking."""
+        """Heap of free blocks as (rank, ranking, block). An entry is outdated if the block has another `ranking`."""
         self._rankings = count()
         self._columns: FreeColumns | None = None
         """Table of the free blocks; None until a rule reads it."""
 
     def columns(self) -> FreeColumns:
-        """Return the table of the free blocks."""
+        """Return the free blocks as a table."""
         if self._columns is None:
             self._columns = FreeColumns(self.free_blocks.values())
         return self._columns
 
     def _take(self, unit: int) -> None:
-        """Remove block `unit` from the free blocks, if it is free."""
         cached = self.free_blocks.pop(unit, None)
         if cached is not None and self._columns is not None:
             self._columns.remove(cached)
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
-        """Add a block that was cached: the one in entry `index` of the sequence's table in `group`."""
+        """Add a block that has been cached: the one in entry `index` of the sequence's table in `group`. `request` is
+        the policy's view of the sequence.
+        """
         table, tokens = table_of(engine, sequence, group), engine.groups[group].block_size
         unit = engine.entries[table.begin + index]
         cached = Cached(self, unit, engine.blocks[unit].key, request)
@@ -104,7 +111,7 @@ class CachedBlocks:
                 self._add_above(cached, tokens + self._below[cached.key])
 
     def hit(self, unit: int, request: ServedRequest) -> None:
-        """Count a hit of block `unit` by `request`, which was admitted."""
+        """Count a hit of block `unit`, with which `request` is admitted. The block is no longer free."""
         cached = self._by_unit[unit]
         cached.num_hits += 1
         cached.request = request
@@ -112,8 +119,8 @@ class CachedBlocks:
         self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Add block `unit` to the free blocks, if it is cached. `now_s` is the time at which its last table freed
-        it.
+        """Add block `unit` to the candidates for eviction, if it is cached. Its last table has freed it at `now_s`
+        seconds.
         """
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
@@ -124,8 +131,8 @@ class CachedBlocks:
                 self._push(cached, self._rank(cached))
 
     def first_ranked(self) -> Cached:
-        """Remove the free block with the smallest rank from the heap, and return it; among equal ranks, the one ranked
-        first.
+        """Remove the free block with the smallest rank from the heap, and return it; among equal ranks, the block
+        ranked first.
         """
         while self._ranked:
             _, ranking, cached = heappop(self._ranked)
@@ -134,7 +141,7 @@ class CachedBlocks:
         raise AssertionError("no free block keeps a prefix")
 
     def remove(self, unit: int) -> None:
-        """Remove block `unit`, which is evicted."""
+        """Remove block `unit`, which is evicted, from the prefix cache."""
         cached = self._by_unit.pop(unit)
         self._take(unit)
         cached.ranking = None
@@ -153,8 +160,8 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Return the number of tokens in the cached blocks that continue the prefix `key`. Equal prefixes count
-        once.
+        """Return the number of tokens in the cached blocks that continue the prefix `key`. Blocks with equal prefixes
+        count once.
         """
         if self._below is None:
             self._below = {}
@@ -170,8 +177,8 @@ class CachedBlocks:
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
 
     def _add_above(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the counts of the prefixes that the prefix of `cached` continues, up to the first one that is
-        not cached.
+        """Add `tokens` to the counts of the prefixes that the prefix of `cached` continues, as far as they are
+        cached.
         """
         assert self._below is not None
         while cached.parent_key in self._alike:
@@ -183,7 +190,7 @@ class CachedBlocks:
             cached = next(iter(above.values()))
 
     def _rank_again(self, evicted: Cached) -> None:
-        """Rank the free ancestors of an evicted block again, from its parent upwards, until a rank does not change."""
+        """Rank the free ancestors of an evicted block again, from its parent upwards, until no rank changes."""
         assert self._rank is not None
         while evicted.parent_key in self._alike:
             has_changed = False
@@ -208,8 +215,8 @@ _FEWEST_ROWS = 64
 class FreeColumns:
     """The free blocks as the rows of a table, in the order in which they were freed.
 
-    A removed block leaves an empty row. Empty rows are removed only when the table is full, so that a change takes the
-    same mean time in a pool of any size.
+    A removed block leaves an empty row. Empty rows are removed only when the table is full, so that the mean time of a
+    change does not grow with the pool.
     """
 
     def __init__(self, blocks: Iterable[Cached]) -> None:
@@ -234,7 +241,9 @@ class FreeColumns:
         self._rows = None
 
     def add_below(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the `tokens_below` of a block, if the block is free and a rule has read this column."""
+        """Add `tokens` to the column `tokens_below` of a block, if the block is free and a rule has read this
+        column.
+        """
         if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
             self._table["tokens_below"][cached.place] += tokens
 
@@ -245,7 +254,7 @@ class FreeColumns:
         return self._rows
 
     def block(self, index: int) -> Cached:
-        """Return the free block at `index`. Empty rows are not counted."""
+        """Return the free block at `index`, which does not count empty rows."""
         found = self._blocks[int(self.rows()[index])]
         assert found is not None
         return found
@@ -279,7 +288,7 @@ class FreeColumns:
 
 
 class FreeBlocks(Candidates):
-    """Sequence of the free blocks in the prefix cache, the least recently freed first: the candidates for eviction."""
+    """The candidates for eviction: the free blocks of the prefix cache, the least recently freed first."""
 
     def __init__(self, cached: CachedBlocks) -> None:
         self._cached, self._free = cached, cached.free_blocks

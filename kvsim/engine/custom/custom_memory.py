@@ -29,7 +29,7 @@ _NO_REQUEST = _WHOLE_TABLE = -1
 
 @dataclass(slots=True)
 class CustomUnits:
-    """The units of a custom allocator, as kvsim counts them."""
+    """The units of a custom allocator, as kvsim counts these units."""
 
     allocator: Any
     """The policy's allocator, a `kvsim.policies.custom.AnyAllocator`."""
@@ -40,7 +40,7 @@ class CustomUnits:
     keys: list[int]
     """Key of the prefix that each unit holds; `NO_KEY` if it holds none."""
     found: list[int] = field(default_factory=list)
-    """Units that the allocator has found for the prefix of the request that is admitted next."""
+    """Units that the allocator has found for the prefix of the sequence that is being admitted."""
 
     @classmethod
     def of(cls, allocator: Any, num_units: int) -> CustomUnits:
@@ -49,7 +49,7 @@ class CustomUnits:
 
     @property
     def shares(self) -> bool:
-        """Tell whether the allocator shares prefixes."""
+        """True if the allocator shares prefixes."""
         return shares_prefixes(self.allocator)
 
 
@@ -67,24 +67,30 @@ class MemoryRules(Protocol):
         """Call a method of the allocator, and return its answer."""
 
     def refuse(self, what: str) -> NoReturn:
-        """End the run with an error: the policy broke a rule. `what` says how, as in `CustomRules.refuse`."""
+        """End the run with an error, because the policy broke a rule. `what` is the rest of a sentence about the
+        policy.
+        """
 
 
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence whose units the allocator finds; store these units."""
+    """Return the number of leading tokens of a waiting sequence whose units the allocator finds, and store these
+    units.
+    """
     units = _rules(engine).units
     units.found = _found_units(engine, sequence)
     return len(units.found) * engine.settings.unit_tokens
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of tokens that the allocator finds for a sequence, and how many of their units are in use."""
+    """Return the number of tokens that the allocator finds for a sequence, and the number of their units that are in
+    use.
+    """
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
 
 def _found_units(engine: Engine, sequence: Sequence) -> list[int]:
-    """Return the units that the allocator finds for a waiting sequence, and check them. Nothing is changed."""
+    """Return the units that the allocator finds for a waiting sequence, after a check. Nothing is changed."""
     rules = _rules(engine)
     if not (rules.units.shares and engine.settings.prefix_caching):
         return []
@@ -105,7 +111,7 @@ def keys(engine: Engine) -> npt.NDArray[np.int64]:
 
 
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate units for the first tokens of a waiting sequence, after the units that were found for it."""
+    """Allocate units for `num_tokens` tokens of a waiting sequence, after the units that `find_prefix` has found."""
     found = _rules(engine).units.found
     if not _ask(engine, sequence, computed + num_tokens, found):
         return False
@@ -126,7 +132,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Tell the allocator which units are full with the first `num_tokens` tokens of a sequence.
+    """Tell the allocator which units of a sequence its first `num_tokens` tokens fill.
 
     As in vLLM, this happens when a step is scheduled, before it computes their KV. So a later request of the same step
     can share the units.
@@ -143,7 +149,7 @@ def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all units of a sequence. The allocator may keep some in the prefix cache."""
+    """Free all units of a sequence. The allocator may keep some of these in its prefix cache."""
     if sequence.num_units == 0:
         return
     totals.lose_tokens(engine, sequence)
@@ -204,7 +210,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
 
 
 def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
-    """Count one more table for each unit of a found prefix. The unit was free, or in other tables only."""
+    """Count one more table for each unit of a found prefix."""
     state, refs = engine.state, _rules(engine).units.refs
     for unit in found:
         if refs[unit] == 0:
@@ -218,7 +224,7 @@ def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
 
 
 def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
-    """Check that new units are in the pool and free, and append them to a table. They lose their prefixes."""
+    """Check that the `added` units are in the pool and free, and append them to a table. They lose their prefixes."""
     rules, units = _rules(engine), _rules(engine).units
     evicted = []
     for unit in added:
@@ -239,7 +245,7 @@ def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
 def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
     """Yield the ranges of consecutive units in `units`: position in the table, first unit, and length.
 
-    `position` is the position of the first of the `units`.
+    The first of the `units` is at `position` of the table.
     """
     begin = 0
     while begin < len(units):
@@ -251,14 +257,13 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed. Units before its last kept one that are not kept are recorded as evicted."""
+    """Record that a table is freed. Units that are not kept, but come before a kept one, are recorded as evicted."""
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])
 
 
 def _write_evicted(engine: Engine, units: list[int]) -> None:
-    """Record that `units` lost their prefix."""
     for position, unit, length in _runs(units, 0):
         _write(engine, MemoryKind.EVICT, _NO_REQUEST, position, unit, length)
 

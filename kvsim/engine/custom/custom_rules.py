@@ -37,9 +37,13 @@ QUEUED = (WAITING, PREEMPTED)
 """Values of `Sequence.status` of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive steps without tokens, as all running requests may await their last outputs."""
+"""Largest number of consecutive steps without tokens that is no error. In such steps, all running requests may await
+their last outputs.
+"""
 _MOST_TIMES = 10
-"""Largest number of times that all known tokens may be computed before a request gets a new output token."""
+"""Largest number of times that all known tokens may be computed before any request gets a new output token. With more,
+the run ends with an error.
+"""
 
 Answer = TypeVar("Answer")
 
@@ -96,8 +100,9 @@ class CustomRules:
     """The rules of a custom policy for one engine. The policy's methods get this object as their argument `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Create the allocator of `policy`, if it has one, for `num_units` units. `eviction` replaces the policy's own
-        eviction rule.
+        """Create the allocator of `policy`, if it has one, for `num_units` units.
+
+        If `eviction` is given, it replaces the policy's own eviction rule.
         """
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
@@ -108,9 +113,9 @@ class CustomRules:
             CachedBlocks(partial(self.ask, policy.eviction_rank) if self._ranks else None) if evicts(policy) else None
         )
         self._listed: Iterator[CachedBlock] = iter(())
-        """Blocks that remain of the list that `evict` returned last."""
+        """Blocks that remain of the list that the policy's `evict` returned last."""
         self._listed_in = 0
-        """Number of the step in which `evict` returned `_listed`."""
+        """Number of the step in which the policy's `evict` returned `_listed`."""
         self._served: dict[int, _Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
@@ -118,14 +123,15 @@ class CustomRules:
         self._has_declined = False
         """True if the policy has chosen to admit no further request in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Tokens computed since any request last got an output token, and the number for the next check."""
+        """Number of tokens computed since any request last got an output token, and the number with which
+        `_check_progress` checks next.
+        """
         self._alone: int | None = None
-        """Number of the only request that `compute` serves; None outside of `compute`."""
+        """Number of the only sequence that `compute` serves; None outside of `compute`."""
         self._next: Iterator[ServedRequest] | None = None
         """Iterator over the one request that `admit` admits; None outside of `admit`."""
 
     def _create_units(self, num_units: int) -> CustomUnits:
-        """Create the allocator of the policy."""
         make = self.policy.allocator
         assert make is not None
         made = make(num_units, self.policy.unit_tokens)
@@ -136,7 +142,7 @@ class CustomRules:
 
     @property
     def units(self) -> CustomUnits:
-        """Units of the policy's allocator; only for a policy that has one."""
+        """Units of the policy's allocator. The policy must have one."""
         assert self.own_units is not None
         return self.own_units
 
@@ -184,7 +190,7 @@ class CustomRules:
         return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
     def choose_victim(self, engine: Engine, needs: Sequence) -> int:
-        """Return the index, in the running requests, of the request to preempt so that `needs` gets memory."""
+        """Return the index in `Engine.running` of the request to preempt so that `needs` gets memory."""
         if self._alone is not None:
             raise _NoRoomError
         if not overrides(self.policy, "victim"):
@@ -206,7 +212,7 @@ class CustomRules:
         return sequence
 
     def choose_evicted(self, engine: Engine) -> int:
-        """Return the number of the block that the policy chooses to evict."""
+        """Return the block that the policy chooses to evict."""
         if self._eviction is not None:
             return self._eviction.choose_evicted(engine)
         if self._cached is None:
@@ -219,7 +225,9 @@ class CustomRules:
         return unit
 
     def _choose_evicted(self, engine: Engine, candidates: FreeBlocks) -> CachedBlock:
-        """Return the next free block in the list that `evict` returned in this step. For none, ask the policy."""
+        """Return the next free block in the list that `evict` returned in this step. If there is none, ask the
+        policy.
+        """
         self._engine, step = engine, engine.state.num_scheduled
         if self._listed_in == step:
             for block in self._listed:
@@ -240,20 +248,20 @@ class CustomRules:
             self._cached.add(engine, sequence, self.served(engine, sequence), group, index)
 
     def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
-        """Tell the eviction rule that a request was admitted with `block` of the prefix cache."""
+        """Tell the eviction rule that a request was admitted with a hit on `block`."""
         if self._cached is not None:
             self._cached.hit(block, self.served(engine, sequence))
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Tell the eviction rule that the last table with `block` freed it. The block may be cached or not."""
+        """Tell the eviction rule that the last table with `block` has freed it. The block need not be cached."""
         if self._eviction is not None:
             self._eviction.note_freed(engine, block)
         if self._cached is not None:
             self._cached.free(block, engine.state.host_s)
 
     def ask(self, hook: Callable[..., Answer], *arguments: Any) -> Answer:
-        """Call a method of the policy or of its allocator. If it fails, the run ends with an error that names the
-        policy.
+        """Call a method of the policy or of its allocator, and return the answer. If the method fails, the run ends
+        with an error that names the policy.
         """
         try:
             return hook(*arguments)
@@ -293,7 +301,7 @@ class CustomRules:
 
     @property
     def preempted(self) -> list[_Served]:
-        """The requests that this step has preempted so far."""
+        """The requests that this step has preempted until now."""
         engine = self.engine
         return self._served_all([engine.lists[index].preempted for index in range(engine.state.num_preempted)])
 
@@ -310,7 +318,7 @@ class CustomRules:
         return engine.settings.max_num_batched_tokens - given
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
-        """Return the duration of this step in seconds if it also computes `tokens[request]` tokens of each request."""
+        """Return the duration of this step in seconds, if it also computed `tokens[request]` tokens of each request."""
         return step_costs.cost_s(
             self.engine,
             {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()},
@@ -370,7 +378,7 @@ class CustomRules:
         scheduler.preempt(self.engine, sequence)
 
     def _place(self, request: ServedRequest, role: str) -> int:
-        """Return the index of a request in the list of running requests. `role` names the request in errors."""
+        """Return the index of a request in `Engine.running`. `role` names the request in errors."""
         engine, number = self.engine, self._sequence(request).number
         running = [engine.running[index] for index in range(engine.state.num_running)]
         if number not in running:
@@ -395,8 +403,8 @@ class CustomRules:
 
 
 class _NoRoomError(Exception):
-    """Raised if there is no room for the request that `compute` serves."""
+    """Signal that there is no room for the request that `compute` serves."""
 
 
 class _NoOtherError(Exception):
-    """Raised if the policy names no other request to admit."""
+    """Signal that the policy names no other request to admit."""

@@ -21,23 +21,23 @@ NEVER = 1 << 62
 
 
 class OptimalEviction:
-    """Belady's rule in one engine. It follows every event of the prefix cache."""
+    """Belady's rule in one engine. It observes every change of the prefix cache."""
 
     def __init__(self, order: list[int]) -> None:
         """Begin with an empty prefix cache. `order` is the expected order of admission, as rows of the workload."""
         self._order = order
         self._uses: dict[int, list[int]] | None = None
         self._blocks_of: defaultdict[int, set[int]] = defaultdict(set)
-        """Cached blocks that hold the prefix with each key, in use or free."""
+        """Cached blocks that hold a prefix, in use or free, by the key of the prefix."""
         self._end_tokens: dict[int, int] = {}
         """Number of tokens from the beginning of the prompt to the end of each cached block."""
         self._free: list[tuple[int, int, int, int]] = []
-        """Heap of free cached blocks: (-next use, -end, block, key). Some entries are out of date."""
+        """Heap of free cached blocks as (-next use, -end in tokens, block, key). Some entries are outdated."""
         self._without_prefix: list[int] = []
         """Blocks that held no prefix when they were freed. Some may be in use again."""
         self._preempted_keys: set[int] = set()
         self._looked_at = (-1, -1)
-        """Step number, and number of its preemptions, for which `_preempted_keys` was computed."""
+        """Number of the step, and number of its preemptions until then, for which `_preempted_keys` was computed."""
 
     def choose_evicted(self, engine: Engine) -> int:
         """Return the free block whose next use is the latest."""
@@ -67,7 +67,7 @@ class OptimalEviction:
         return block
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Add a block that was cached: the one in entry `index` of the sequence's table in `group`."""
+        """Add a block that has been cached: the one in entry `index` of the sequence's table in `group`."""
         block = engine.entries[table_of(engine, sequence, group).begin + index]
         key = engine.blocks[block].key
         self._end_tokens[block] = (index + 1) * engine.groups[group].block_size
@@ -76,17 +76,17 @@ class OptimalEviction:
         self._blocks_of[key].add(block)
 
     def note_hit(self, engine: Engine, sequence: Sequence, block: int) -> None:
-        """Ignore the hit. The block is in use now, and is found in use when it comes up for eviction."""
+        """Ignore the hit: `choose_evicted` passes over blocks that are in use."""
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Add a block to the free blocks, after the last table with it has freed it."""
+        """Add a block that its last table has freed."""
         if engine.blocks[block].key == NO_KEY:
             self._without_prefix.append(block)
         else:
             self._push(engine, block)
 
     def _forget(self, engine: Engine, block: int, key: int) -> None:
-        """Remove an evicted block. If one duplicate of its prefix is left, that duplicate has a next use again."""
+        """Remove an evicted block. If one other block has the same prefix, that block has a next use again."""
         blocks = self._blocks_of[key]
         blocks.remove(block)
         if not blocks:
@@ -104,13 +104,13 @@ class OptimalEviction:
         heappush(self._free, (-use, -end, block, key))
 
     def _worth(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
-        """Return the position of a block's next use in the order of admission, and its end in tokens."""
+        """Return the position of a block's next use in the order of admission, and the block's end in tokens."""
         use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
         return use, self._end_tokens[block]
 
     def _next_use(self, engine: Engine, key: int) -> int:
-        """Return the position, in the order of admission, of the first waiting request whose prompt has the prefix
-        `key`; `NEVER` if there is none.
+        """Return the position, in the order of admission, of the first waiting request that can hit `key`; `NEVER` for
+        none.
         """
         if self._uses is None:
             self._uses = self._all_uses(engine)
@@ -120,7 +120,7 @@ class OptimalEviction:
         return places[-1] if places else NEVER
 
     def _all_uses(self, engine: Engine) -> dict[int, list[int]]:
-        """Return the positions, in the order of admission, of the requests that can hit each key; last first."""
+        """Return, for each key, the positions in the order of admission of the requests that can hit it, last first."""
         group, uses = engine.groups[0], defaultdict(list)
         hash_tokens = group.block_size // group.hashes_per_block
         for place in reversed(range(len(self._order))):

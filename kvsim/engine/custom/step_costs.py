@@ -17,9 +17,9 @@ from kvsim.steptime import StepShape
 
 
 def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
-    """Return the duration in seconds of a step with the current batch and additional tokens.
+    """Return the duration in seconds of a step with the current batch and more tokens.
 
-    `tokens` has the number of additional tokens for each number of a sequence.
+    `tokens` has the number of these tokens by the number of their sequence.
     """
     state, planned = engine.state, _batch(engine)
     for number, num_tokens in tokens.items():
@@ -45,12 +45,13 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
 
 
 def _batch(engine: Engine) -> dict[int, int]:
-    """Return the number of tokens of each sequence in the step being scheduled, by the sequence's number."""
     return {engine.batch[index]: engine.batch_tokens[index] for index in range(engine.state.num_listed)}
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the number of computed tokens of a sequence, and of units that `num_tokens` more need."""
+    """Return the number of computed tokens of a sequence, and the number of units that `num_tokens` more tokens
+    need.
+    """
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
@@ -59,7 +60,7 @@ def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int,
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of cached tokens of a waiting sequence, and of their units that are in use."""
+    """Return the number of cached tokens of a waiting sequence, and the number of their units that are in use."""
     if engine.memory is CUSTOM:
         return custom_memory.hits(engine, sequence)
     if not engine.settings.prefix_caching:

@@ -24,7 +24,9 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Start the copies of a scheduled step. The host waits for the end of those stores that the step needs."""
+    """Start the copies of a scheduled step. The host waits for the end of those stores whose blocks the step
+    overwrites.
+    """
     state, host = engine.state, engine.host
     if host.settings.is_timed:
         state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
@@ -86,8 +88,8 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, if steps have no effect until that time, but not beyond
-    `until_s`.
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step has an effect before
+    that.
 
     A rank that takes part in the steps of other ranks does nothing: these steps advance its clock.
     """
@@ -114,7 +116,7 @@ def _submit(engine: Engine, job: int) -> None:
 
 @part
 def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> None:
-    """Start a copy at `begin_s` that takes `block_s` for each block, and set the time of its end."""
+    """Start a copy at `begin_s` and set the time of its end. Each block takes `block_s` seconds."""
     record = engine.host.jobs[job]
     record.is_on_link = True
     record.done_s = begin_s + engine.host.settings.job_s + record.num_blocks * block_s
@@ -122,7 +124,9 @@ def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> No
 
 @part
 def _report_ended(engine: Engine, is_load: bool) -> None:
-    """Report the loads (`is_load`), or else the stores, that have ended and were not reported before."""
+    """Report the copies of one direction (loads if `is_load`, otherwise stores) that have ended and were not reported
+    before.
+    """
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:

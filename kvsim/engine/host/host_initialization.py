@@ -26,14 +26,11 @@ from kvsim.policies.settings import Eviction, PagedSettings
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _LOADS_PER_STEP = 1024
-"""Largest number of loads that may begin in one step, because there is room to record only as many."""
+"""Largest number of loads that may begin in one step. There is room to record only this number."""
 
 
 def check_offload(policy: Paged, num_groups: int, shortest_prompt: int) -> None:
-    """Check that kvsim simulates the offload that `policy` asks for, if it asks for one.
-
-    `shortest_prompt` is the number of tokens of the shortest prompt.
-    """
+    """Refuse an offload that kvsim does not simulate. The shortest prompt has `shortest_prompt` tokens."""
     cache = policy.cache
     if not cache.kv_offloading_size:
         return
@@ -61,7 +58,11 @@ def blocks_per_slot(policy: Paged) -> int:
 
 
 def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
-    """Return the number of host blocks of `policy`. A GPU block takes `block_bytes` on each GPU."""
+    """Return the number of host blocks of `policy`. A GPU block takes `block_bytes` on each GPU.
+
+    Raises:
+        BudgetError: the host memory does not hold a single host block.
+    """
     bytes_per_slot = block_bytes * num_gpus * blocks_per_slot(policy)
     slots = int(policy.cache.kv_offloading_size * _GIB) // bytes_per_slot
     if not slots:
@@ -73,12 +74,14 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return how many of `size` sequences can load at once. Each needs the GPU blocks of one host block."""
+    """Return the number of `size` sequences that can load at once. Each needs the GPU blocks of one host block."""
     return min(size, num_units // blocks_per_slot(policy))
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of requests with tables at once: running, loading, or with late blocks."""
+    """Return the largest number of requests with tables at once: running, loading, or with blocks that are freed
+    late.
+    """
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch
@@ -86,7 +89,9 @@ def num_places(policy: Paged, num_units: int, size: int) -> int:
 
 
 def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_connector: bool = False) -> int:
-    """Return the largest number of rows of the memory table that the loads of one step write."""
+    """Return the largest number of rows of the memory table that the loads of one step write. A sequence has `width`
+    table entries.
+    """
     if has_connector:
         return min(size, num_units, _LOADS_PER_STEP) * rows_of_table(width)
     if not has_offload(policy):
@@ -95,8 +100,8 @@ def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_
 
 
 def rows_of_table(width: int) -> int:
-    """Return the largest number of rows of the memory table for one sequence in one step. Its tables have `width`
-    entries together.
+    """Return the largest number of rows of the memory table that a step writes for a sequence with `width` table
+    entries.
     """
     return 3 * width + 2
 
@@ -114,8 +119,8 @@ def host_tier(
 ) -> HostTier:
     """Return the state of an engine's second tier for `size` requests; an empty tuple without offload.
 
-    A block has `block_bytes` on each GPU and is copied layer by layer. With `is_timed`, the engine's clock decides when
-    a copy ends; otherwise the caller reports it.
+    A block takes `block_bytes` on each GPU. With `is_timed`, the engine's clock decides when a copy ends; otherwise the
+    caller reports it.
     """
     if not has_offload(policy):
         return cast("HostTier", ())
@@ -147,7 +152,9 @@ def host_tier(
 
 
 def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *, compiled: bool) -> HostSettings:
-    """Return the settings of the second tier: its eviction policy, which blocks are stored, and the times of copies."""
+    """Return the settings of the second tier, without its capacity. A block of `block_bytes` is copied layer by
+    layer.
+    """
     settings = make_one(HostSettings, compiled=compiled)
     settings.adaptive = cache.kv_offloading_eviction is Eviction.ARC
     settings.prompt_only = cache.kv_offloading_prompt_only

@@ -38,7 +38,7 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def report(engine: Engine, job: int, step: int) -> None:
-    """Schedule the report of a copy's end with the output of scheduler call `step`, counted from 1."""
+    """Schedule the report of a copy's end with the output of the scheduler's call `step`, counted from 1."""
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:
@@ -50,8 +50,8 @@ def report(engine: Engine, job: int, step: int) -> None:
 
 @part
 def next_reported(engine: Engine, step: int) -> int:
-    """Remove the next copy whose end is reported with the output of `step` or an earlier one; return its index,
-    `NO_JOB` if there is none.
+    """Remove the next copy whose end is reported with the output of `step` or of an earlier one; return the index of
+    its record, or `NO_JOB` if there is none.
     """
     state, jobs = engine.host.state, engine.host.jobs
     job = state.first_reported

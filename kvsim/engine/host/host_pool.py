@@ -53,7 +53,7 @@ def use(engine: Engine, block: int) -> None:
 
 @part
 def hold(engine: Engine, block: int) -> None:
-    """Count one more load that reads the host block. The block is not evicted before the load ends."""
+    """Count one more load that reads the host block, which is not evicted before all its loads have ended."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
@@ -78,7 +78,7 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the host block of a key as recently used. If ARC has only a ghost with the key, adapt the target length of
+    """Mark the host block with `key` as recently used. If ARC has only a ghost with the key, adapt the target length of
     the recency list.
     """
     tier = engine.host
@@ -114,8 +114,8 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
     """Evict idle host blocks until `num_blocks` slots are free; return False, and evict nothing, if too few can be
     evicted.
 
-    Spared blocks are not evicted. `num_recent_spared` and `num_frequent_spared` are the numbers of spared idle blocks
-    in the recency list and in the frequency list.
+    Spared blocks are not evicted. The recency list has `num_recent_spared` spared idle blocks, the frequency list
+    `num_frequent_spared`.
     """
     tier = engine.host
     lack = num_blocks - tier.state.num_free
@@ -175,7 +175,9 @@ def _prefers_recent(engine: Engine, length: int) -> bool:
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Free the slot of the first block in list `place` that is idle and not spared. In ARC, its key becomes a ghost."""
+    """Free the slot of the first block in list `place` that is idle and not spared. With ARC, the block's key becomes a
+    ghost.
+    """
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
@@ -192,7 +194,9 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Adapt the target length of the recency list after a hit of a ghost: its list `place` was too short."""
+    """Adapt the target length of the recency list after a hit of a ghost in list `place`, which was too short to keep
+    it.
+    """
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
@@ -241,7 +245,7 @@ def _enter(engine: Engine, place: int, block: int) -> None:
 
 @part
 def _leave(engine: Engine, block: int) -> None:
-    """Remove a block from its list."""
+    """Remove a host block or ghost from its list."""
     tier = engine.host
     place = tier.blocks[block].in_list
     linked_list.remove(tier.blocks, block)

@@ -22,7 +22,9 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load for a waiting sequence after its `hit_tokens`; `SKIP` if it has to wait."""
+    """Return the number of tokens to load for a waiting sequence after its first `hit_tokens`; `SKIP` if it has to
+    wait.
+    """
     host_sequence = engine.host.sequences[sequence.number]
     host_sequence.num_recorded = 0
     if host_sequence.num_jobs > 0:
@@ -114,15 +116,15 @@ def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: 
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the key of the full host block at `index` of a sequence. It is that of its last GPU block."""
+    """Return the key of the full host block at `index` of a sequence, which is the key of its last GPU block."""
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load after the `hit_tokens`, up to the end of a host block.
+    """Return the number of tokens to load after the first `hit_tokens`, up to the end of a host block.
 
-    Return `SKIP` while a store still writes one of the host blocks, or another load still reads one.
+    Return `SKIP` while a store writes one of the host blocks or, with prefix caching, while another load reads one.
     """
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
@@ -156,7 +158,9 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Write this scheduler call to `HostTier.allocated_in` for the blocks that it allocated to a sequence."""
+    """Write the current scheduler call to `HostTier.allocated_in` for the blocks that it has allocated to a
+    sequence.
+    """
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
@@ -185,7 +189,9 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the host blocks that this step completes and the host lacks. Without room, a later step retries."""
+    """Store the host blocks that this step completes and that the host lacks. If the host has no room, a later step
+    tries again.
+    """
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
@@ -211,9 +217,8 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Make room for those of the host blocks [begin, end) of a sequence that the host lacks.
-
-    Return their number; -1 if there is no room.
+    """Return the number of host blocks in [begin, end) of a sequence that the host lacks, and make room for them; -1 if
+    there is none.
     """
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
@@ -233,7 +238,7 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
 def _write(engine: Engine, sequence: Sequence, index: int, job: int, last: int) -> int:
     """Add the host block at `index` of a sequence to a store; return the block.
 
-    It is linked after `last`, the block added to the store before; `NO_HOST_BLOCK` if it is the store's first.
+    `last` is the block that was added to the store before; `NO_HOST_BLOCK` for none.
     """
     host, size = engine.host, engine.host.settings.blocks_per_slot
     block = host_pool.store(engine, key_of(engine, sequence, index))

@@ -35,8 +35,8 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence that need not be computed. If the host has more of its
-    prefix, begin a load.
+    """Return the number of leading tokens of a waiting sequence that need not be computed. If the host has more tokens,
+    begin a load.
 
     Return `SKIP` if the sequence has to wait for copies, and `STOP` if the pool lacks the blocks for a load.
     """
@@ -62,7 +62,9 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a copy has not been reported as ended. The engine then goes on scheduling, even without a batch."""
+    """Tell whether a copy has not been reported as ended. The engine then calls the scheduler again, even without a
+    batch.
+    """
     return engine.host.state.num_jobs > 0
 
 
@@ -89,7 +91,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def has_room_for_rows(engine: Engine) -> bool:
-    """Tell whether there is room to record the copies that the next step may report."""
+    """Tell whether the copies that the next step may report can be recorded."""
     return engine.host.state.num_copy_rows <= engine.host.settings.most_copy_rows
 
 

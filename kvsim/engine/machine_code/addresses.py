@@ -23,14 +23,14 @@ class One:
 
     dtype: np.dtype[Any]
     constants: tuple[tuple[str, int], ...] = ()
-    """Names and values of the record's fields that are compiled as constants."""
+    """Names and values of the fields that are compiled as constants."""
 
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
 """Names and types of the fields of an engine, in order.
 
-The type of an array is its dtype, that of a single record is a `One`, and that of a nested named tuple is its layout. A
-record of functions is its own type, because compiled code depends on its functions.
+An array has its dtype as its type, a single record a `One`, a nested named tuple its layout. A record of functions is
+its own type, because compiled code depends on the functions.
 """
 
 

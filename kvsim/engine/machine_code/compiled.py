@@ -58,7 +58,7 @@ def has_numba() -> bool:
 
 
 class MachineCode:
-    """Machine code of an entry point. Python calls it like the entry point itself.
+    """Machine code of an entry point, which Python calls like the entry point itself.
 
     Machine code is stored on disk. The file name has a hash of the Python files in the folders `sources`, which must
     contain all parts.
@@ -79,7 +79,7 @@ class MachineCode:
 
 
 def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
-    """Tell whether machine code for the kind of memory `memory` is on disk. Loading it takes less than 0.1 s."""
+    """Tell whether machine code for the kind of memory `memory` is on disk. Loading such code takes less than 0.1 s."""
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
         return any(any(folder.glob(pattern)) for folder in _folders())
@@ -88,7 +88,7 @@ def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
 
 @cache
 def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
-    """Return machine code of `function` for engines with this layout. It is loaded from disk, or compiled."""
+    """Return machine code of `function` for engines with this layout, loaded from disk or compiled."""
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded only if a run is compiled
 
     name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
@@ -106,7 +106,7 @@ def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> C
 
 
 def _remove_outdated(name: str) -> None:
-    """Remove the machine code of other versions of the sources, in the folder beside the sources. `name` is the current
+    """Remove machine code of other versions of the sources from the folder beside the sources. `name` is the current
     file's name.
     """
     function, _, *rest = name.split("-")
@@ -153,7 +153,7 @@ def entry_options() -> dict[str, Any]:
 
 
 def _register_parts() -> None:
-    """Tell numba the implementation of every new part: the part itself, or its replacement."""
+    """Tell numba how to compile each part that was declared since the last call: as itself, or as its replacement."""
     from numba.extending import overload  # noqa: PLC0415  as above
 
     implementations = [(function, without_asserts(function)) for function in _parts] + _replacements
@@ -172,20 +172,20 @@ def without_asserts(function: Function) -> Function:
 
 @cache
 def _codes(file: str) -> dict[tuple[str, int], CodeType]:
-    """Return the code objects of the top-level functions in a source file, without asserts. The keys are qualified name
-    and first line.
+    """Return the code objects of the top-level functions in a source file, without asserts, by qualified name and first
+    line.
     """
     module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
     return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
 
 
 def _for_all_types(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function for numba's `overload` that gives `implementation` for all types of arguments."""
+    """Return a function for numba's `overload` that gives `implementation` for arguments of any types."""
     return lambda *_types: implementation
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Compile `function`. If standard error is a terminal, messages announce the wait."""
+    """Compile `function`, and announce the wait if standard error is a terminal."""
     if not has_numba():
         raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
     from kvsim.engine.machine_code import numba_types, object_code  # noqa: PLC0415  as above
@@ -201,7 +201,9 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Pause Python's garbage collector, because nearly all objects that a compiler creates live until it ends."""
+    """Pause Python's garbage collector, because nearly all objects that a compiler creates live until it has
+    finished.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -216,12 +218,11 @@ def _no_collections() -> Iterator[None]:
 
 
 def _print_message(message: str) -> None:
-    """Print a message to standard error if that is a terminal."""
     if sys.stderr.isatty():
         sys.stderr.write(f"kvsim: {message}\n")
 
 
 def _fingerprint(sources: Sequence[Path]) -> str:
-    """Return a hash of the source files of all compiled functions."""
+    """Return a hash of all Python files in the folders `sources`."""
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

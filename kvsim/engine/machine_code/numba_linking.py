@@ -55,7 +55,7 @@ class PartLibrary(JITCodeLibrary):
         self.texts.append(str(ir_module))
 
     def finalize(self) -> None:
-        """Finish without machine code. `EntryLibrary` optimises all parts; `object_code` generates it."""
+        """Finish without machine code. `EntryLibrary` optimises the part, and `object_code` generates machine code."""
         self._finalized = True
 
     def all_called(self) -> list[JITCodeLibrary]:
@@ -137,7 +137,9 @@ class OfferToCallers(LoweringPass):
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Register the part under a new key. numba would use its machine code's address, but it has none."""
+        """Register the part under a key of its own. numba would use the address of its machine code, which does not
+        exist.
+        """
         lowered, library = state["cr"], state.library
         name = lowered.fndesc.qualname
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -151,7 +153,7 @@ class OmitFeatures(FunctionPass):
     """Pass of the compiler that removes the branches of a part that a constant setting rules out, before type
     inference.
 
-    Parts that are called only from these branches are then not compiled at all.
+    Parts that only these branches call are then not compiled at all.
     """
 
     _name = "omit_features"
@@ -174,7 +176,8 @@ class OmitFeatures(FunctionPass):
         return True
 
     def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
-        """Return the attributes that `value` reads, as a path from an argument; an empty tuple if it is no such read.
+        """Return the attributes that `value` reads, as a path from an argument of the part; an empty tuple if it reads
+        none.
 
         The path of `engine.settings.x` is (0, "settings", "x") if the engine is argument 0.
         """
@@ -213,7 +216,7 @@ class EntryCompiler(PartCompiler):
 
 
 class Remembering:
-    """Typing context that caches its results. Of thousands of queries, few hundred are distinct."""
+    """Typing context of numba that caches results: among thousands of queries, only a few hundred are distinct."""
 
     _made: ClassVar[dict[Any, Remembering]] = {}
 
@@ -226,7 +229,9 @@ class Remembering:
 
     @classmethod
     def of(cls, context: Any) -> Remembering:
-        """Return the one instance that wraps `context`; `context` itself if it is an instance."""
+        """Return the instance that wraps `context`, which is the same for equal contexts; `context` itself if it is an
+        instance.
+        """
         if isinstance(context, cls):
             return context
         return cls._made.setdefault(context, cls(context))

@@ -42,8 +42,8 @@ Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ..
 
 
 class RecordType(types.Type):
-    """numba type of one record, which is passed by address. Its integers have 32 or 64 bits in memory and are always
-    read as 64 bits.
+    """numba type of one record, which is passed by its address. Integers have 32 or 64 bits in memory, and 64 bits when
+    read.
 
     `constants` are fields whose values are known when code is compiled.
     """
@@ -115,8 +115,8 @@ def engine_type(layout: Layout) -> EngineType:
 
 
 def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
-    """Compile `function`, which takes an engine, an action and a number; return its LLVM code and the name of its
-    symbol.
+    """Compile `function`, which takes an engine, an action and a number; return LLVM code, and the name of the function
+    there.
 
     Its declaration in C is `int64_t name(void **addresses, int64_t action, double argument)`.
     """
@@ -279,7 +279,7 @@ def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any
 
 
 def _load(context: Any, builder: Any, kind: Any, place: Any, field: str) -> Any:
-    """Emit code that loads a value of `field` from the address `place`."""
+    """Emit code that loads a value of `field`, which names the field, from the address `place`."""
     value = builder.load(place)
     value.set_metadata("tbaa", _alias_metadata(builder, field))
     return context.data_model_manager[kind].from_data(builder, value)

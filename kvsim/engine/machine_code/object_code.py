@@ -44,13 +44,15 @@ class ObjectCode(NamedTuple):
 
 @cache
 def target() -> str:
-    """Return a text that names the processor and the version of llvmlite. Machine code runs only with the same text."""
+    """Return a text that names the processor and the version of llvmlite. Machine code runs only where this text is the
+    same.
+    """
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 
 
 def translate(code: str, name: str) -> ObjectCode:
-    """Return machine code for this processor of the function `name` in `code`, which is optimised LLVM assembly."""
+    """Return machine code for this processor of the function `name` in `code`, optimised LLVM assembly."""
     module = llvm.parse_assembly(code)
     declared = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
     missing = [name for name in declared if name.startswith(("numba_", "NRT_")) and name not in _NEVER_CALLED]
@@ -59,7 +61,7 @@ def translate(code: str, name: str) -> ObjectCode:
 
 
 def load(code: ObjectCode) -> Callable[[int, int, float], int]:
-    """Load machine code into memory; return its function, which takes an address, an integer and a float."""
+    """Load machine code into memory; return it as a function of an address, an integer and a float."""
     abort = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in _NEVER_CALLED.intersection(code.declared):
         if llvm.address_of_symbol(name) is None:
@@ -84,7 +86,7 @@ def read(path: Path) -> ObjectCode | None:
 
 
 def keep(code: ObjectCode, path: Path) -> None:
-    """Write `code` to the file `path`."""
+    """Write machine code to the file `path`."""
     header = {"name": code.name, "declared": code.declared, "sha256": sha256(code.content).hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as file:

@@ -14,14 +14,14 @@ from kvsim.engine.paged import prefix_cache
 from kvsim.engine.state import HAS_TAIL, NO_KEY, Engine
 
 NULL_BLOCK = HEAD
-"""Block id in table entries that hold no KV. The null block is never allocated to a request."""
+"""Id of the null block, in table entries that hold no KV."""
 
 
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
     """Allocate a free block; return the block, and True if it held a cached prefix. At least one block must be free.
 
-    It is the head of the free queue; if the head holds a prefix, it is the block that the eviction rule chooses.
+    The block is the head of the free queue. If the head holds a prefix, the eviction rule chooses the block instead.
     """
     state, block = engine.state, engine.blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
@@ -48,7 +48,7 @@ def least_recently_freed(engine: Engine) -> int:
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Add a reference to a cached block, which is then not free; return whether another table has it, too."""
+    """Add a reference to a cached block and take it out of the free queue; tell whether another table contains it."""
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
@@ -60,11 +60,11 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
-    """Remove one reference from each block in `entries[begin:end]`; return how many of these blocks are still in other
-    tables.
+    """Remove one reference from each block in `Engine.entries[begin:end]`; return the number of these blocks that other
+    tables still contain.
 
     Blocks without references go to the tail of the free queue, the last block of the table first. With `reuses_first`,
-    blocks without a prefix go to the head of the queue instead.
+    those without a prefix go to the head of the queue instead.
     """
     state, blocks, entries = engine.state, engine.blocks, engine.entries
     num_shared = 0

@@ -50,7 +50,9 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int)
 
 @part
 def end_load(engine: Engine, sequence: Sequence) -> None:
-    """Put the blocks that a sequence has loaded into the prefix cache. Its last token always remains to be computed."""
+    """Put the blocks that a sequence has loaded into the prefix cache. If all its tokens were loaded, the last one is
+    computed nevertheless.
+    """
     kv_cache.cache_blocks(engine, sequence, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
@@ -65,7 +67,7 @@ def wait_again(sequence: Sequence) -> None:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for tokens of a waiting sequence. A sequence whose KV was loaded has a table already."""
+    """Allocate blocks for `num_tokens` tokens of a waiting sequence. If its KV was loaded, it has a table already."""
     if sequence.num_units == 0:
         fits = kv_cache.admit(engine, sequence, computed, num_tokens)
     else:
@@ -79,7 +81,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_step(engine: Engine, has_effect: bool) -> None:
-    """Record the step in each sequence of the batch, and end the reservations of the prompts that it completes.
+    """Record the step in each sequence of the batch, and end the reservations of the prompts that the step completes.
 
     `has_effect` is True if this call of the scheduler changed anything.
     """
@@ -120,7 +122,9 @@ def before_update(engine: Engine, place: int) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the blocks of a sequence would become free at once, because no step in flight writes to them."""
+    """Tell whether the blocks of a sequence would become free at once: no step in flight writes to them, or
+    `frees_late` is False.
+    """
     settings, external = engine.settings, engine.external
     is_idle = external.sequences[sequence.number].last_step <= external.state.num_steps_processed
     return is_idle or not settings.frees_late or settings.most_in_flight == 1
@@ -147,7 +151,7 @@ def free(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def is_settled(engine: Engine) -> bool:
-    """Tell whether calls of the scheduler change nothing until a transfer ends or a request arrives."""
+    """Tell whether calls of the scheduler have no effect until a transfer ends or a request arrives."""
     return engine.external.state.num_settled_calls >= _SETTLED_CALLS
 
 
@@ -185,7 +189,7 @@ def num_reserved(engine: Engine) -> int:
 
 @part
 def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
-    """Reserve blocks for the rest of a sequence's prompt, until `end_prefilling`."""
+    """Reserve blocks for the rest of a sequence's prompt, until `end_prefilling` is called."""
     external = engine.external
     record = external.sequences[sequence.number]
     if record.prefilling_place == 0:

@@ -40,7 +40,7 @@ def one_group(policy: Policy) -> KVCacheLayout:
 
 
 def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
-    """Return the settings of the engine that depend on the groups, by their names in `records.Settings`."""
+    """Return the settings of the engine that depend on the KV-cache groups, by their names in `records.Settings`."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
     rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else ReleaseRules()
@@ -72,7 +72,7 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
 
 
 def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) -> None:
-    """Refuse a model with these groups if the release of vLLM cannot serve it."""
+    """Refuse a model with these KV-cache groups if the release of vLLM cannot serve it."""
     is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
     if is_padded and not rules_of(release).pads_pages:
         raise UsageError(
@@ -88,10 +88,10 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 
 
 def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether a block may get a key before it is full, because the last hash of a prompt ends inside it.
+    """Tell whether a block may get a key before it is full, because the last hash of a prompt ends inside the block.
 
-    This requires that a hash covers fewer tokens than a block. Ask only for runs with drafts: without drafts, a block
-    is full before it gets such a key.
+    This requires that a hash covers fewer tokens than a block. It is asked only for runs with drafts: without drafts, a
+    block is full before it gets such a key.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
     sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL]
@@ -99,7 +99,9 @@ def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
 
 
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether some group frees blocks while the sequence runs, only after the steps in flight that read them."""
+    """Tell whether some group frees blocks of a running sequence, but only after the steps in flight that read the
+    blocks.
+    """
     waits = rules_of(policy.scheduler.vllm).windows_wait
     return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
 
@@ -126,7 +128,7 @@ def _expires(group: KVCacheGroup) -> bool:
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
-    """Return two lists with one number for each group: the slots of one token, and the slots of one recurrent state."""
+    """Return two lists with one number for each group: slots of one token, and slots of one recurrent state."""
     return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
 
@@ -138,9 +140,9 @@ def _lookup_order(layout: KVCacheLayout) -> list[int]:
 
 
 def dropping_kinds(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
-    """Return the kinds of layers, as `KVCacheGroup.spec`, that compute the last block of a hit again because of drafts.
+    """Return the kinds of layers, as `KVCacheGroup.spec`, whose last hit block is computed again because of drafts.
 
-    These are the kinds with draft layers; all kinds if no group is known to have any.
+    These are the kinds with draft layers; all kinds if no group is known to have such layers.
     """
     drafting = {group.spec for group in groups if group.has_draft_layers}
     return drafting if drafting and rules.drops_where_drafted else {group.spec for group in groups}
@@ -156,7 +158,7 @@ def records_of_groups(
     *,
     compiled: bool,
 ) -> Records[records.Group]:
-    """Return the records of the groups. `widths` has the number of entries in a table of each group."""
+    """Return the records of the KV-cache groups. `widths` has the number of entries in a table of each group."""
     made = make(records.Group, len(layout.groups), compiled=compiled)
     order, specs = _lookup_order(layout), [group.spec for group in layout.groups]
     tokens, states = _slots_of_groups(layout)

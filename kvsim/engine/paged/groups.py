@@ -25,7 +25,7 @@ def first_hit(engine: Engine, group: int) -> int:
 
 @part
 def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Return the number of leading tokens that a group need not keep, of a sequence with `computed` computed tokens."""
+    """Return the number of leading tokens that a group need not keep of a sequence with `computed` computed tokens."""
     if not engine.settings.has_windows:
         return 0
     kind, window = engine.groups[group].kind, engine.groups[group].window
@@ -40,7 +40,10 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
-    """Return the number of leading tokens that the layers of a group do not read, even if the group keeps them."""
+    """Return the number of leading tokens that the layers of a group do not read after `computed` computed tokens.
+
+    Unlike `num_skipped_tokens`, tokens count that the group keeps although its layers have a window.
+    """
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
         return max(0, computed - record.window + 1)
@@ -57,8 +60,8 @@ def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
 def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
     """Return the number of blocks that a waiting sequence takes from the free queue for `num_tokens` tokens.
 
-    Hit blocks that are free count, because admission takes them from the free queue. With `capped`, windows and chunks
-    need no more blocks than a sequence ever holds at once, as when vLLM checks that a whole prompt fits.
+    Hit blocks that are free count. With `capped`, windows and chunks need no more blocks than a sequence ever holds at
+    once, as when vLLM checks that a whole prompt fits.
     """
     record = engine.groups[group]
     required = num_blocks_for(engine, group, num_tokens)
@@ -78,9 +81,9 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
 
 @part
 def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
-    """Return the number of free blocks that a running sequence needs so that it has `num_slots` slots.
+    """Return the number of free blocks that a running sequence needs in a group to have `num_slots` slots.
 
-    The slots are for `num_tokens` tokens and for drafts. Aligned recurrent groups need none for drafts.
+    The slots are for `num_tokens` tokens and for drafts. Aligned recurrent groups need no slots for drafts.
     """
     num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
@@ -105,7 +108,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 
 @part
 def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
-    """Free the blocks that a group need not keep after `computed` computed tokens, the last first."""
+    """Free the blocks that a group need not keep after `computed` computed tokens, the last block first."""
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind == FULL:
         return
@@ -148,11 +151,12 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 
 @part
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether the full block at `index` is put into the prefix cache, because a hit may need it.
+    """Tell whether the full block at `index` of a sequence's table is put into the prefix cache, because a hit may need
+    it.
 
     A hit ends at a boundary of all groups. It needs the blocks of one window, or the one state, before the boundary.
-    With a retention interval, these are kept only at the boundaries of the interval, at the end of the prompt, and at
-    the junction (see `Sequence.junction`).
+    With a retention interval, such blocks are kept only at the boundaries of the interval, at the end of the prompt,
+    and at the junction (see `Sequence.junction`).
     """
     settings, record = engine.settings, engine.groups[group]
     if not settings.has_windows or record.keeps_all:
@@ -246,7 +250,9 @@ def expired_slots(engine: Engine) -> int:
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of tokens, or recurrent states, in a sequence's table that it will not read again."""
+    """Return the number of tokens, or of recurrent states, in a sequence's table that the sequence will not read
+    again.
+    """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
@@ -272,7 +278,7 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
 
 @part
 def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
-    """Return the number of tokens before token `skipped`, from entry `first_held` on, that no sequence will read."""
+    """Return the number of tokens, between table entry `first_held` and token `skipped`, that no sequence will read."""
     total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
     for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
         total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))
@@ -297,8 +303,8 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
 def _expired_of(engine: Engine, block: int, amount: int) -> int:
     """Record that one holder of a block will not read `amount` of the block's tokens or states.
 
-    While expired slots are counted, every holder of the block calls this at most once. The call of the last holder
-    returns the smallest amount of all holders. All other calls return 0, so the block is counted once.
+    In one count of expired slots, every holder of the block calls this at most once. The last holder's call returns the
+    smallest amount of all holders, and all other calls return 0. So the block is counted once.
     """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
@@ -315,7 +321,7 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
     """Return `num_tokens`, reduced so that the chunk ends at a block boundary, where a recurrent state is kept.
 
-    A chunk also ends after the next `uncached` tokens, which some groups have cached and others have not.
+    Some releases also end a chunk, at a boundary, after the next `uncached` tokens, which only some groups have cached.
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
@@ -334,9 +340,8 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, reduced so that the chunk ends at the first boundary after `computed` tokens.
-
-    Boundaries are the end of a partly computed block, the last boundary of the prompt, and the junction.
+    """Return `num_tokens`, reduced so that the chunk ends at the first of these boundaries after `computed` tokens: the
+    end of a partly computed block, the last boundary of the prompt, the junction.
     """
     settings, block_size = engine.settings, engine.settings.boundary_tokens
     prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)

@@ -68,7 +68,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
-    """Give an admitted sequence a table in each group: its hit blocks, and new blocks. Enough blocks must be free."""
+    """Give an admitted sequence a table in each group, with its hit blocks and new blocks. Enough blocks must be
+    free.
+    """
     settings, state = engine.settings, engine.state
     assert state.num_free_places > 0
     state.num_free_places -= 1
@@ -119,8 +121,8 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Put the full blocks of the first `num_tokens` tokens of a sequence into the prefix cache. The tokens must be
     known.
 
-    As in vLLM, this happens when a step is scheduled, before it computes their KV. So a request that is admitted later
-    in the same step can hit them.
+    As in vLLM, blocks are cached when a step is scheduled, before it computes their KV. So a request that is admitted
+    later in the same step can hit them.
     """
     settings = engine.settings
     if num_tokens < sequence.cache_at:
@@ -143,7 +145,8 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) -> None:
-    """Mark the block in which the last hash of a prompt ends, if it ends within `end_tokens` and the block has no key.
+    """Mark the block in which the last hash of a prompt ends, if that is within `end_tokens` tokens and the block has
+    no key.
 
     vLLM gives the block the key of the hash, but no lookup finds the block by this key.
     """
@@ -163,8 +166,8 @@ def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) 
 def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
     """Return the number of leading tokens whose blocks may be cached in a group, if `num_tokens` tokens are known.
 
-    In a group that computes the last block of a hit again, a hit needs one more block after the boundary at which it
-    ends.
+    Where drafting recomputes the last hit block (`Group.drops_hit`), one more block after a common boundary may be
+    cached.
     """
     settings, record, unit = engine.settings, engine.groups[group], engine.settings.commit_tokens
     end_tokens = num_tokens // unit * unit
@@ -180,7 +183,7 @@ def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
 
 @part
 def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the number of known tokens with which another block may be cached, if `num_tokens` are known now."""
+    """Return the number of known tokens with which another block may be cached. Now, `num_tokens` tokens are known."""
     settings = engine.settings
     if settings.num_drafts == 0:
         return settings.commit_tokens * (num_tokens // settings.commit_tokens + 1)
@@ -195,7 +198,8 @@ def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Mark the last recurrent state of a prompt as written in this step, if `num_tokens` tokens end with the prompt.
+    """Mark the last recurrent state of a prompt as written in this step, if the first `num_tokens` tokens end with the
+    prompt.
 
     Other sequences with this prompt are then admitted one step later, even if the state was written long ago.
     """
@@ -215,7 +219,9 @@ def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 @part
 def expect_return(engine: Engine, sequence: Sequence) -> None:
-    """Make the cached blocks of a preempted sequence findable, so that it hits them when it is admitted again."""
+    """Make the cached blocks of a preempted sequence findable, so that the sequence hits them when it is admitted
+    again.
+    """
     for group in range(engine.settings.num_groups):
         table = table_of(engine, sequence, group)
         begin = table.begin
@@ -237,7 +243,7 @@ def shared_tokens(engine: Engine, context_tokens: int) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence. With swapping, those of a preempted one may be copied to the host."""
+    """Free all blocks of a sequence. With swapping, the blocks of a preempted sequence may be copied to the host."""
     settings = engine.settings
     if sequence.num_units == 0:
         if settings.host_blocks > 0:
@@ -252,7 +258,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Free all tables of a sequence, the last block of each first, so that ends of sequences are evicted first."""
+    """Free all tables of a sequence, each from its last block on, so that the ends of sequences are evicted first."""
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
         table = table_of(engine, sequence, group)
@@ -293,10 +299,10 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
 
 @part
 def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
-    """Append free blocks to a sequence's table in `group`, so that it has `num_slots` slots: for `num_tokens` tokens,
-    and for drafts.
+    """Append free blocks to a sequence's table in `group`, up to `num_slots` slots: for `num_tokens` tokens, and for
+    drafts.
 
-    Enough blocks must be free. An aligned recurrent group gets at most one block, for its newest state; the entries
+    Enough blocks must be free. An aligned recurrent group gets at most one block, for its newest state. The entries
     before it are null blocks.
     """
     record = engine.groups[group]
@@ -334,7 +340,7 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Set `Sequence.room_tokens`: the computed tokens up to which a sequence needs no change of its tables."""
+    """Set `Sequence.room_tokens`. `computed` tokens of the sequence are computed now."""
     room, first = NEVER, engine.settings.first_in_lookup
     read = max(0, computed - sequence.in_flight) if engine.settings.windows_wait else computed
     while first != groups.NO_GROUP:

@@ -17,7 +17,7 @@ from kvsim.engine.state import NO_KEY, Engine
 
 NO_BLOCK = HEAD
 _NOT_OFFERED = -1
-"""Value of `Block.next_in_bucket` of a block that has a key but is not in the hash table."""
+"""Value of `Block.next_in_bucket` of a block with a key that is not in the hash table."""
 _SPREAD = -7046029254386353131
 """Multiplier of Fibonacci hashing: 2^64 divided by the golden ratio, as a signed odd number."""
 
@@ -60,5 +60,5 @@ def evict(engine: Engine, block: int) -> None:
 
 @part
 def bucket_of(engine: Engine, key: int) -> int:
-    """Return the index of the bucket for a key."""
+    """Return the index in `Engine.buckets` of the bucket for `key`."""
     return ((key * _SPREAD) >> 32) & (len(engine.buckets) - 1)

@@ -28,8 +28,8 @@ def find(engine: Engine, sequence: Sequence) -> int:
     """Return the number of leading tokens of a waiting sequence that all groups have cached, and store their blocks as
     hits.
 
-    The last token is never a hit, since it has to be computed. Full attention is looked up first. The hit of each kind
-    limits the lookup of the next kind. The lookup is repeated until all kinds agree.
+    The last token is never a hit, because it has to be computed. Kinds of layers are looked up one after the other,
+    full attention first, each within the hit of the kind before, until all kinds agree.
 
     A prefix beyond the hit that only some groups have cached decides where a chunk of the prompt ends. Its length is
     stored in `State.num_partly_cached` or `Sequence.junction`, depending on the release.
@@ -78,8 +78,8 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
     """Store the hits of a kind of layers within the first `current` tokens; return the number of hit blocks in each
     group.
 
-    If drafting computes the last block of a hit again, one more block is looked up, within `limit` tokens, and then
-    left out. This happens once for each length of the common hit.
+    If drafting recomputes the last block of the kind's hits, the lookup goes one block further, within `limit` tokens,
+    and leaves out the last block found. This happens once for each length of the common hit.
     """
     record, settings = engine.groups[first], engine.settings
     if not settings.drops_last_hit:
@@ -96,7 +96,7 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
 
 @part
 def _begin_leaving_out(engine: Engine) -> None:
-    """Record that no group has left out a block for the current length of the common hit."""
+    """Let each group leave out a block (see `Group.drops_hit`) once more, because the common hit has become shorter."""
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):
             engine.groups[group].is_dropped = False
@@ -106,7 +106,7 @@ def _begin_leaving_out(engine: Engine) -> None:
 def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
     """Return the key of the full block at `index` of a sequence in a group.
 
-    If the contents of the block are unknown, the key is negative, and no other sequence has it.
+    If the contents of the block are unknown, the key is negative and no other sequence has it.
     """
     hash_index = (index + 1) * engine.groups[group].hashes_per_block - 1
     if hash_index < sequence.num_keys:
@@ -118,10 +118,8 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 
 @part
 def _find_blocks(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Store the hits of all groups of a kind within the first `limit` tokens; return the number of hit blocks in each
-    group.
-
-    With `leaves_out`, the last block of the hit is left out.
+    """Store the hits of all groups of a kind within the first `limit` tokens, without the last block if `leaves_out`;
+    return the number of hit blocks in each group.
     """
     kind = engine.groups[first].kind
     if not engine.settings.has_windows or kind == FULL:
@@ -150,10 +148,7 @@ def _cut(engine: Engine, first: int, hit_tokens: int) -> None:
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of hit blocks of full attention: leading blocks up to the first one that is not cached.
-
-    It is rounded down to a boundary of all groups.
-    """
+    """Return the number of leading cached blocks of full attention, rounded down to a boundary of all groups."""
     block_size, num_hits = engine.groups[first].block_size, 0
     while num_hits < limit // block_size and _store_hit(engine, sequence, first, num_hits):
         num_hits += 1
@@ -218,7 +213,7 @@ def _find_state(engine: Engine, sequence: Sequence, first: int, limit: int) -> i
 
 @part
 def _aligned(engine: Engine, first: int, num_blocks: int) -> int:
-    """Return `num_blocks`, rounded down to a boundary of all groups."""
+    """Round `num_blocks` blocks down to a boundary of all groups."""
     while num_blocks * engine.groups[first].block_size % engine.settings.cache_tokens != 0:
         num_blocks -= 1
     return num_blocks

@@ -8,7 +8,7 @@ several requests share.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,24 @@ from kvsim.workload import Ragged, Turns, Workload
 
 Column = npt.NDArray[np.int64]
 _MARK, _IMAGE, _TEXT = 0, 1, 2
-"""Token ids in place of unknown tokens: a mark around an image; a token of an image; and, plus the number of a prefix,
-its text.
+"""Token ids in place of unknown tokens: `_MARK` before and after an image, `_IMAGE` for a token of an image, and
+`_TEXT` plus the number of a named prefix for the prefix's text.
 """
 
 
+class _Codes(NamedTuple):
+    """Codes of the full blocks of all prompts. Two blocks have the same code exactly if their prefixes are equal."""
+
+    num_blocks: Column
+    """Number of blocks of each prompt; -1 if the prompt lacks the data from which the codes are made."""
+    codes: Column
+    """Codes of all these blocks, end to end."""
+    bound: int
+    """A number that is larger than every code."""
+
+
 class PrefixKeys:
-    """Assigns keys to blocks of `block_size` tokens: each new prefix gets the next integer."""
+    """Assigns keys to blocks of `block_size` tokens: each prefix that is new gets the next integer, from 0 on."""
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -37,7 +48,8 @@ class PrefixKeys:
         """Return the keys of the full blocks of a prompt with these token ids.
 
         Blocks of prompts with different values of `apart`, such as an adapter or a salt, never have equal keys. A key
-        also covers the `ahead` tokens after its block, and the `images` that overlap any of these tokens.
+        covers all tokens up to the end of its block and the `ahead` tokens after it, and the `images` that overlap
+        these tokens.
         """
         keys: list[int] = []
         before = -1 if apart is None else self._intern(("apart", apart))
@@ -81,8 +93,8 @@ def knows_prefixes(workload: Workload) -> bool:
 def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[np.int64]:
     """Return the keys of the full blocks of every prompt, from the most detailed data about the prompt.
 
-    The order of preference is token ids, hashes, images, named prefixes. A prompt without such data has no keys. Keys
-    are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
+    In order of preference, these are token ids, hashes, images and named prefixes. A prompt without such data has no
+    keys. Keys are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
 
     Raises:
         WorkloadError: neither `block_size` nor the number of tokens per hash is a multiple of the other.
@@ -109,11 +121,10 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
 
 
 def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int, ahead: int = 0) -> Ragged[np.int64]:
-    """Return the keys of `prompts`, extended to the blocks of histories and answers that a later turn repeats.
+    """Return the keys of `prompts`, and of the blocks of histories and answers that later turns repeat.
 
-    `turns` has the number of leading tokens of a prompt that repeat an earlier turn's prompt and answer. The key of an
-    answer's block is that of its tokens in the later prompt, if that is known. Otherwise it is a new key, which both
-    turns share.
+    `turns` has the number of leading tokens of a prompt that repeat an earlier turn's prompt and answer. A block of an
+    answer has the key of its tokens in the later prompt, if that is known; otherwise a new key, which both turns share.
     """
     if turns is None:
         return prompts
@@ -140,32 +151,27 @@ def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int
 
 
 def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
-    """Return the number of full blocks of prompts with `tokens` tokens that are followed by at least `ahead` tokens."""
+    """Return the number of full blocks of each prompt of `tokens` tokens that at least `ahead` tokens follow."""
     return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
 
 
-def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts whose token ids are known. Equal prefixes have equal codes.
+def _no_codes(workload: Workload) -> _Codes:
+    return _Codes(np.full(len(workload), -1), np.empty(0, np.int64), 0)
 
-    The result has three parts: the number of full blocks of every prompt (-1 if its token ids are not known), the codes
-    of all these blocks, end to end, and a number that is larger than every code.
-    """
+
+def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> _Codes:
     token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
     if token_ids is None:
-        return np.full(len(workload), -1), np.empty(0, np.int64), 0
+        return _no_codes(workload)
     codes = [code for row in range(len(workload)) for code in keys.from_tokens(token_ids[row].tolist(), ahead=ahead)]
     lengths = np.where(token_ids.lengths > 0, _full_blocks(token_ids.lengths, block_size, ahead), -1)
-    return lengths, np.array(codes, np.int64), len(codes)
+    return _Codes(lengths, np.array(codes, np.int64), len(codes))
 
 
-def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with chained hashes, equal for equal prefixes.
-
-    The result has three parts, as that of `_codes_of_tokens`.
-    """
+def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> _Codes:
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if not len(hashes.values):
-        return np.full(len(workload), -1), np.empty(0, np.int64), 0
+        return _no_codes(workload)
     _check_sizes(unit_tokens, block_size)
     blocks_per_unit = max(unit_tokens // block_size, 1)
     covered = workload.hash_ahead_tokens
@@ -177,18 +183,14 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> tuple[C
     unit = hashes.offsets[row] + last_token // unit_tokens
     distinct, number = np.unique(hashes.values, return_inverse=True)
     codes = number[unit] * blocks_per_unit + block % blocks_per_unit
-    return np.where(hashes.lengths > 0, lengths, -1), codes, len(distinct) * blocks_per_unit
+    return _Codes(np.where(hashes.lengths > 0, lengths, -1), codes, len(distinct) * blocks_per_unit)
 
 
-def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with images, equal for equal prefixes.
-
-    The known part of a prompt is its named prefix and the images that directly follow it. The result has three parts,
-    as that of `_codes_of_tokens`.
-    """
+def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> _Codes:
+    """Return codes of the known part of each prompt: its named prefix, and the images directly after the prefix."""
     images, keys = workload.images, PrefixKeys(block_size)
     if images is None:
-        return np.full(len(workload), -1), np.empty(0, np.int64), 0
+        return _no_codes(workload)
     lengths, codes = np.zeros(len(workload), np.int64), []
     for row in range(len(workload)):
         tokens = [_TEXT + int(workload.prefix_group[row])] * int(workload.prefix_tokens[row])
@@ -202,23 +204,19 @@ def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> tuple[C
         found = keys.from_tokens(tokens, ahead=ahead, images=inside)
         lengths[row] = len(found)
         codes += found
-    return lengths, np.array(codes, np.int64), len(codes)
+    return _Codes(lengths, np.array(codes, np.int64), len(codes))
 
 
-def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> tuple[Column, Column, int]:
-    """Return codes of the blocks of prompts with named prefixes, equal for equal prefixes.
-
-    The result has three parts, as that of `_codes_of_tokens`.
-    """
+def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> _Codes:
     groups = workload.prefix_group.astype(np.int64)
     lengths = np.where(groups >= 0, _full_blocks(workload.prefix_tokens, block_size, ahead), 0).astype(np.int64)
     block, row = _blocks_of_rows(lengths)
     longest = int(lengths.max(initial=0))
-    return np.where(groups >= 0, lengths, -1), groups[row] * longest + block, (int(groups.max()) + 1) * longest
+    return _Codes(np.where(groups >= 0, lengths, -1), groups[row] * longest + block, (int(groups.max()) + 1) * longest)
 
 
 def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
-    """Lay rows of `lengths` blocks end to end. Return each block's index in its row, and its row."""
+    """Lay rows of `lengths` blocks end to end. For each block, return its index in its row, and the row."""
     row = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return np.arange(len(row)) - begins[row], row
@@ -247,8 +245,8 @@ def _check_sizes(unit_tokens: int, block_size: int) -> None:
 def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]], rows: range) -> Ragged[np.int64]:
     """Return the keys of all `num_blocks` full blocks of every prompt, as `prefix_hits.key_of` computes them.
 
-    Blocks with `known` keys have these. Every other block gets a negative key that no other request has: it combines
-    the request's row in the workload of all servers (`rows`) and the index of the block.
+    Blocks without a `known` key get a negative key that no other request has: it combines the request's row in the
+    workload of all servers (`rows`) and the index of the block.
     """
     lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
     block, row = _blocks_of_rows(lengths)

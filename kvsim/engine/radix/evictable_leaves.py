@@ -7,12 +7,12 @@ from kvsim.engine.radix_records import FIFO, FILO, LEAST_PRIORITY, LFU, LRU, MRU
 from kvsim.engine.state import Engine
 
 _OFTEN = 2
-"""Number of hits from which on `SLRU` evicts a node only after all nodes with fewer hits than this."""
+"""Number of hits that makes a node "often hit" for `SLRU`, which evicts such nodes last."""
 
 
 @part
 def update(engine: Engine, node: int) -> None:
-    """Add `node` to the heap, move it within the heap, or remove it, after the node has changed."""
+    """Add `node` to the heap, move it within the heap, or remove it, as its record now requires."""
     record, radix = engine.radix.nodes[node], engine.radix.state
     if node != ROOT and record.locks == 0 and record.num_children == 0 and record.is_on_device:
         if record.place < 0:
@@ -60,7 +60,9 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put `node` at the empty place `place` of the heap, or above those of its parents that are evicted after it."""
+    """Put `node` into the heap: move the empty place `place` up past the nodes that are evicted after it, and fill
+    it.
+    """
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
@@ -72,7 +74,9 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Move the heap's empty place `place` below the children evicted before `node`; return the new empty place."""
+    """Move the heap's empty place `place` down past the children that are evicted before `node`; return the new empty
+    place.
+    """
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

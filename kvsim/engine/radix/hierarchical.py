@@ -20,24 +20,26 @@ from kvsim.engine.radix_records import BY_CLOCK
 from kvsim.engine.state import Engine
 
 _SETTLED_PASSES = 2
-"""Number of consecutive passes without a batch after which only a copy's end or an arrival has effect."""
+"""Number of consecutive passes without a batch after which only an arrival or the end of a copy has an effect."""
 
 
 @part
 def free_or_copied_units(engine: Engine) -> int:
-    """Return the number of pages that no request holds: free pages, and pages of the tree that no request locks."""
+    """Return the number of pages that no request holds: free pages, and pages that only the tree holds."""
     return engine.state.num_free + tree_units(engine)
 
 
 @part
 def tree_units(engine: Engine) -> int:
-    """Return the number of pages that only the tree holds. Pages that a copy locks are included."""
+    """Return the number of pages that only the tree holds, with pages that a copy locks."""
     return engine.state.num_cached + engine.radix.state.num_copying
 
 
 @part
 def wait_for_copies(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no pass has an effect before."""
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no pass has an effect before
+    that.
+    """
     state, radix = engine.state, engine.radix.state
     is_settled = radix.num_idle_passes >= _SETTLED_PASSES and state.num_in_flight == 0
     if is_settled and tree_copies.are_awaited(engine) and engine.radix.settings.copies_end == BY_CLOCK:
@@ -48,7 +50,7 @@ def wait_for_copies(engine: Engine, until_s: float) -> None:
 
 @part
 def has_room_for_rows(engine: Engine) -> bool:
-    """Tell whether there is room to record the copies that the scheduler's next pass finds ended."""
+    """Tell whether the copies that the next pass may find ended can be recorded."""
     return engine.radix.state.num_copy_rows <= engine.radix.settings.most_copy_rows
 
 

@@ -4,10 +4,11 @@ Copies in one direction cross the link one after the other, each with the bytes 
 They do not slow down copies in the other direction, nor kernels.
 
 - Copies begin once all kernels launched by then have run.
-- The stores that one output brings begin together when it is processed, and those of a pass when the next one begins.
-- The loads of a step begin together when it is scheduled. Each layer of the step waits until its pages are loaded.
+- Stores that follow from one output begin together when the output is processed; stores that follow from a pass begin
+  together with the next pass.
+- The loads of a step begin together when the step is scheduled. Each layer of the step waits for its own pages.
 - The host waits for the stores of leaves that are evicted (`write_back`) before it launches the step.
-- The end of a copy is found at the beginning of the first pass after it. Copies that begin together end together.
+- The end of a copy is found at the beginning of the next pass. Copies that begin together end together.
 
 A pass is one iteration of SGLang's scheduler. SGLang's own copies were never measured: this is a model of the link
 alone, without host time.
@@ -29,7 +30,7 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Queue a copy of a node to the host (see `start_stores`). Its path stays locked until the end is found."""
+    """Queue a copy of a node to the host for `start_stores`. Its path stays locked until the copy is found ended."""
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)
@@ -54,7 +55,7 @@ def start_stores(engine: Engine) -> None:
 
 @part
 def store_now(engine: Engine, node: int) -> None:
-    """Copy a node that is being evicted to the host. The step is launched after the end of the copy."""
+    """Copy a node that is being evicted to the host. The host launches the step after the end of the copy."""
     radix, state = engine.radix.state, engine.state
     copy = engine.radix.written[radix.num_written]
     _begin(engine, copy, node, engine.radix.nodes[node].num_pages)
@@ -68,10 +69,9 @@ def store_now(engine: Engine, node: int) -> None:
 
 @part
 def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
-    """Begin to load the last `num_pages` pages of the path to a node, which is locked until the scheduler finds the
-    load ended.
+    """Begin to load the last `num_pages` pages of the path to a node. The path is locked until the load is found ended.
 
-    The load crosses the link together with all loads of the step that is being scheduled; see `start_loads`.
+    `start_loads` puts the load on the link, together with all loads of the step that is being scheduled.
     """
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
@@ -102,11 +102,9 @@ def start_loads(engine: Engine) -> None:
 
 @part
 def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
-    """Return the earliest time, in seconds, at which the step's kernels can begin so that they need not pause. They
-    take `gpu_s`.
+    """Return the earliest time in seconds at which kernels that take `gpu_s` seconds can begin without a pause.
 
-    Pages are loaded layer by layer. The first layer waits for its part of the load, and the last layer for the whole
-    load.
+    Pages are loaded layer by layer: the first layer waits for its part of the load, the last layer for all of it.
     """
     radix, num_layers = engine.radix.state, engine.radix.settings.num_layers
     if radix.num_step_loads == 0:
@@ -118,7 +116,7 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
 
 @part
 def finish_ended(engine: Engine) -> None:
-    """End the copies that the scheduler finds ended at the beginning of its pass."""
+    """End the copies that this pass finds ended. Call it at the beginning of a pass."""
     radix, settings = engine.radix.state, engine.radix.settings
     _wait_for_stores(engine)  # if the pass before has launched no step
     if settings.copies_end == IN_NEXT_PASS:
@@ -175,7 +173,7 @@ def _after_kernels_s(engine: Engine, free_s: float) -> float:
 
 @part
 def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
-    """Return how many of the first `size` copies have ended. Copies end in order."""
+    """Return the number of the first `size` copies that have ended. Copies end in order."""
     num_ended = 0
     while num_ended < size and copies[num_ended].done_s <= engine.state.host_s:
         num_ended += 1
@@ -184,7 +182,7 @@ def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
 
 @part
 def _finish_load(engine: Engine, anchor: int) -> None:
-    """Remove the locks of an ended load. `anchor` is its last node; its nodes are now on the device and on the host."""
+    """Remove the locks of a load that ends at node `anchor`. Its nodes are now on the device and on the host."""
     tree_nodes.unlock_after_copy(engine, anchor)
     engine.radix.nodes[anchor].host_locks -= 1
     node = anchor
@@ -208,7 +206,7 @@ def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
 
 @part
 def _record(engine: Engine, copy: NodeCopy, kind: int) -> None:
-    """Record an ended copy: one row for each page, beginning with the pages of the last node of the path.
+    """Record an ended copy: one row for each page, from the last node of its path upwards.
 
     The nodes may have been split since the copy began.
     """

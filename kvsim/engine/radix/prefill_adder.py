@@ -1,9 +1,9 @@
 """Admission of requests to the next prefill, as in SGLang's `PrefillAdder`.
 
 Admission estimates the slots that requests will need. A candidate must fit with its whole prompt and its longest
-possible answer. A running request is expected to use the share `ratio` of its remaining answer. A hit saves no room,
-because the candidate locks the hit prefix, which then can no longer be evicted. The first candidate that does not fit
-ends the pass, which is one iteration of the scheduler.
+possible answer. A running request is expected to use the share `RadixState.ratio` of its remaining answer. A hit saves
+no room: the candidate locks the hit prefix, so it can no longer be evicted. A pass (one iteration of the scheduler)
+admits candidates until one does not fit.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts: `CONTINUE` with the next candidate; `NO_TOKEN`: stop because memory is short; `OTHER`: stop because another
-budget is used up.
+"""Verdicts. `CONTINUE`: go on with the next candidate. `NO_TOKEN`: stop, because memory is short. `OTHER`: stop,
+because another budget is used up.
 """
 _RESERVED = 1
-"""Number of slots reserved for each request that continues. Used only without a prefix cache, for requests that ignore
-stop tokens.
+"""Number of slots reserved for each request that continues. Used only for requests that ignore stop tokens, without a
+prefix cache.
 """
 
 
@@ -41,7 +41,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def running_request_offset(engine: Engine, sequence: Sequence) -> float:
-    """Return the number of further slots that a running request is expected to need."""
+    """Return the number of further slots that a running request is expected to need; see `RadixState.ratio`."""
     holding = engine.radix.holdings[sequence.number]
     left = min(holding.limit - num_outputs(sequence), engine.radix.settings.most_new_tokens)
     return left * (1.0 if holding.ignores_eos else engine.radix.state.ratio)
@@ -49,19 +49,22 @@ def running_request_offset(engine: Engine, sequence: Sequence) -> float:
 
 @part
 def num_outputs(sequence: Sequence) -> int:
-    """Return the number of output tokens of a request so far."""
+    """Return the number of known output tokens of a request."""
     return sequence.num_tokens - sequence.prompt_tokens
 
 
 @part
 def rem_total_tokens(engine: Engine) -> float:
-    """Return the number of slots that are left after the expected needs of all running and admitted requests."""
+    """Return the number of reachable slots that are left after the expected needs of all running and admitted requests.
+
+    Reachable slots are free, or can be evicted from the tree.
+    """
     return _num_reachable(engine) - engine.radix.state.total_offset
 
 
 @part
 def _cur_rem_tokens(engine: Engine) -> float:
-    """Return the number of slots that are left after the current needs of the requests admitted in this pass."""
+    """Return the number of reachable slots that are left after the prefills of the requests admitted in this pass."""
     return _num_reachable(engine) - engine.radix.state.current_offset
 
 
@@ -73,7 +76,7 @@ def _num_reachable(engine: Engine) -> int:
 
 @part
 def _rem_window_tokens(engine: Engine) -> int:
-    """Return the number of window slots that are left after the needs of admitted requests."""
+    """Return the number of reachable window slots that are left after the needs of admitted requests."""
     radix = engine.radix.state
     reachable = (radix.num_free_windows + radix.num_cached_windows) * engine.settings.unit_tokens
     return reachable - radix.window_offset
@@ -93,13 +96,13 @@ def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once:
 
 @part
 def _most_at_once(engine: Engine) -> int:
-    """Return the number of prompt tokens for which this pass may still allocate slots; `NEVER` if there is no limit."""
+    """Return the largest number of prompt tokens that this pass may still compute; `NEVER` if there is no limit."""
     return engine.radix.state.chunk_left if engine.radix.settings.chunk_tokens > 0 else NEVER
 
 
 @part
 def budget_state(engine: Engine) -> int:
-    """Return the verdict on the budgets that are left."""
+    """Return the verdict that follows from the budgets that are left."""
     radix = engine.radix.state
     if rem_total_tokens(engine) <= 0 or _cur_rem_tokens(engine) <= 0:
         return NO_TOKEN
@@ -111,9 +114,9 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Continue the prompt of the chunked request by at most `most` tokens; return True if more of the prompt is left.
+    """Continue the prompt of the chunked request by at most `most` tokens; tell whether more of the prompt is left.
 
-    With windows, it computes nothing if memory is short.
+    With windows, the request computes nothing if memory is short.
     """
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     holding.laid_out_tokens = sequence.num_tokens
@@ -134,7 +137,9 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
 
 @part
 def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Admit a waiting request if it fits; return the verdict: whether the pass goes on."""
+    """Admit a waiting request if it fits; return the verdict on the pass. `has_chunked` is True if a prompt is cut
+    already.
+    """
     settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
     if 0 < settings.prefill_max_requests <= engine.state.num_listed:
         return OTHER
@@ -159,7 +164,9 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
 
 @part
 def _load_back(engine: Engine, sequence: Sequence) -> bool:
-    """Begin to load the host's part of a prefix, and count it as a hit; return False if there is no room."""
+    """Begin to load the part of a request's prefix that is on the host, as a part of the hit; return False if there is
+    no room.
+    """
     holding = engine.radix.holdings[sequence.number]
     top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
     holding.host_tokens = 0
@@ -203,10 +210,9 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
-    """Return the largest number of prompt tokens to compute at once for which the window slots suffice; 0 if they never
-    do.
+    """Return the largest number of prompt tokens to compute at once for which window slots suffice; 0 if there is none.
 
-    It is below the chunk size only for a request whose windows would not fit into the whole pool otherwise.
+    It is below the chunk size only for a request whose windows would otherwise not fit into the whole pool.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)
@@ -231,8 +237,9 @@ def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) -> None:
-    """Add `num_tokens` tokens of a request to the batch, and subtract them from the budgets; with the last part of a
-    prompt, its answer, too.
+    """Add `num_tokens` tokens of a request to the batch, and subtract them from the budgets.
+
+    If they end the prompt (`is_cut` is False), the answer is subtracted, too.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     holding = engine.radix.holdings[sequence.number]
@@ -254,8 +261,8 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
     """Admit a waiting request that ignores stop tokens if memory suffices until all requests end. Used without a prefix
     cache.
 
-    Lengths are known, so the estimate visits the ends of requests in order. Before each end, all remaining requests
-    must have room for their tokens. After it, the slots of the ended request are free.
+    The lengths of answers are known, so the estimate visits the ends of requests in order. Before each end, all
+    requests that are left must have room for their tokens; after it, the slots of the ended request are free.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
@@ -286,8 +293,8 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a candidate into `RadixTables.needs`. The first call in a pass also inserts those of
-    all other requests.
+    """Insert the future needs of a candidate into `RadixTables.needs`. The first call in a pass also inserts the needs
+    of all other requests.
     """
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
@@ -320,7 +327,7 @@ def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _insert_later_need(engine: Engine, sequence: Sequence) -> None:
-    """Insert a later candidate's needs in ascending order, before equal ones and, as in SGLang, not last."""
+    """Insert the needs of a later candidate in ascending order, before equal needs and, as in SGLang, not last."""
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1
     if left > 0:
@@ -340,11 +347,11 @@ def _insert_at(engine: Engine, place: int, left: float, held: int) -> None:
 
 @part
 def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
-    """List the running requests to preempt for a candidate in `RadixTables.order`, least important first; return their
-    number.
+    """List the running requests to preempt for a candidate in `RadixTables.order`, the least important first; return
+    their number.
 
-    A request can be chosen if the candidate's priority leads by more than the threshold. None is chosen if all of these
-    together would free too little.
+    A request can be chosen if the candidate's priority leads by more than the threshold. If all such requests together
+    would free too little, none is chosen.
     """
     settings, num_victims = engine.radix.settings, 0
     holding = engine.radix.holdings[sequence.number]
@@ -364,8 +371,8 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return the lead of request `number` over request `other`, as a difference of priorities; negative if `other` is
-    more important.
+    """Return by how much request `number` is more important than request `other`, as a difference of priorities;
+    negative if it is less important.
     """
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
@@ -373,7 +380,9 @@ def _lead(engine: Engine, number: int, other: int) -> int:
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the least important running request that is not chosen yet; among equals, the last queued; 0 for none."""
+    """Return the least important running request that is not among the `num_chosen`; among equals, the last queued; 0
+    for none.
+    """
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]

@@ -10,7 +10,9 @@ from kvsim.engine.state import Engine
 
 @part
 def asked(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Record that `num_tokens` slots and `num_window_tokens` window slots are to be freed by eviction."""
+    """Record that the scheduler asks for evictions that free `num_tokens` slots and `num_window_tokens` window
+    slots.
+    """
     if engine.radix.settings.reports:
         _write(engine, ASKED, True, num_tokens, num_window_tokens, 0)
 
@@ -23,15 +25,13 @@ def leaf(engine: Engine, node: Node) -> None:
 
 @part
 def window(engine: Engine, node: Node) -> None:
-    """Record the pages of a node whose windows are evicted. If the whole node is evicted, this follows `leaf`;
-    otherwise the node stays.
-    """
+    """Record the pages of a node whose windows are evicted. The event follows `leaf` if the whole node is evicted."""
     _write_node(engine, WINDOW, node)
 
 
 @part
 def duplicate_of_node(engine: Engine, node: Node) -> None:
-    """Record that a node frees its pages. A request's pages, which have windows and the node's tokens, replace them."""
+    """Record that a node frees its pages, because a request has pages with the same tokens and with windows."""
     _write_node(engine, DUPLICATE, node)
 
 
@@ -45,7 +45,7 @@ def _write_node(engine: Engine, kind: int, node: Node) -> None:
 
 @part
 def duplicate(engine: Engine, begin: int, end: int) -> None:
-    """Record that the pages in `rows[begin:end]` of a request are freed, because the tree has their tokens already."""
+    """Record that the pages `RadixTables.rows[begin:end]` are freed, because the tree has their tokens already."""
     if not engine.radix.settings.reports:
         return
     for index in range(begin, end):
@@ -54,7 +54,7 @@ def duplicate(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def retracted(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Record that a request is retracted. `num_others` requests of its batch continue."""
+    """Record that a request is retracted, while `num_others` requests of its batch continue."""
     if engine.radix.settings.reports:
         outputs = sequence.num_tokens - sequence.prompt_tokens
         _write(engine, RETRACTED, True, sequence.number, outputs, num_others)

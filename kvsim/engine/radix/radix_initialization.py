@@ -46,13 +46,13 @@ _FIRST_COPY_ROWS = 1 << 14
 _MOST_ENTRIES = 1 << 28
 """Largest number of pages in all rows of the request table together."""
 _EVENTS_BESIDE_PAGES = 1 << 12
-"""Number of events in one step for which there is room beside those about pages."""
+"""Number of events in one step for which there is room, in addition to events about pages."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of rows of the memory table that one page needs in a step: evicted, released, allocated, and replaced
-by a shared page.
+"""Largest number of rows of the memory table that one page needs in a step: the page is evicted, released, allocated,
+and replaced by a shared page.
 """
 ROWS_OF_HITS = 1 << 20
-"""Largest number of memory rows about hits in one step: one for each range of consecutive hit pages."""
+"""Largest number of rows of the memory table about hits in one step, one for each range of consecutive hit pages."""
 
 
 def radix(
@@ -69,9 +69,9 @@ def radix(
     reports: bool,
     compiled: bool,
 ) -> Any:
-    """Return the state of the cache, with all pages free in ascending order, and of the scheduler.
+    """Return the initial state of the cache, with all pages free in ascending order, and of the scheduler.
 
-    `windows` has two numbers: the pages in the pool for windows, and the tokens of a window. Both are 0 without
+    `windows` has the number of pages in the pool for windows and the number of tokens of a window, both 0 without
     windows. A page takes `page_bytes` on each GPU, in `num_layers` layers. With `copies_are_timed`, the engine's clock
     decides when a copy ends; otherwise a copy ends in the scheduler's pass after the one in which it begins.
     """
@@ -126,8 +126,8 @@ def _of_host_tier(cache: RadixSettings, num_host_pages: int, page_bytes: int, nu
 def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str, Any]:
     """Return empty lists of copies and of their recorded rows, and the free slots of host memory in ascending order.
 
-    Each copy locks at least one page of the device, which bounds the number of copies in progress. The pages copied in
-    one step are bounded by three times the pages of the device.
+    Each copy locks at least one page of the device, which bounds the number of copies in progress. One step copies at
+    most three times the pages of the device.
     """
     following = np.arange(1, num_host_pages + 2, dtype=np.int64)
     following[-1] = records.NO_SLOT
@@ -142,7 +142,7 @@ def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str,
 
 
 def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
-    """Return the nodes of an empty tree: its root, and room for a node for each page of device and host."""
+    """Return the nodes of an empty tree: the root, and room for a node for each page of device and host."""
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     return nodes

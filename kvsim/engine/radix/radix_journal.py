@@ -1,7 +1,7 @@
 """Changes of ownership of SGLang's slots, written as rows of a recording while the engine runs.
 
-A row describes consecutive pages. A step may need more rows than there is room for, because the pages of a request need
-not be consecutive. `State.is_crowded` is then True, and the run ends with an error.
+A row describes consecutive pages. The pages of a request need not be consecutive, so a step may need more rows than
+there is room for. `State.is_crowded` is then True, and the run ends with an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees the pages [begin, end) of its row as duplicates; `share` records new ones."""
+    """Record that a request frees the pages [begin, end) of its row as duplicates. `share` then records their
+    replacements.
+    """
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 
@@ -58,7 +60,9 @@ def evict(engine: Engine, node: Node) -> None:
 
 @part
 def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: int) -> None:
-    """Write one row of the memory table for each range of consecutive pages in [begin, end) of a request's row."""
+    """Write one row of the memory table for each range of consecutive pages in entries [begin, end) of a request's
+    row.
+    """
     if not engine.settings.records_memory:
         return
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages

@@ -31,14 +31,15 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _TICK = 1 << 20
-"""Number of stamps that one access may use. A match gives a different stamp to each node of its path."""
+"""Number of stamps that one access may use. A match uses one stamp for each node of its path."""
 _ROW_BITS = 32
 
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of page `page` of request `number`. If the page's tokens are unknown, it is negative, and no other
-    request has it.
+    """Return the key of page `page` of request `number`.
+
+    If the page's tokens are unknown, the key is negative and no other request has it.
     """
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
@@ -50,11 +51,9 @@ def key_of(engine: Engine, number: int, page: int) -> int:
 def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     """Return the node at which the longest cached prefix of the first `num_tokens` tokens ends, and stamp its path.
 
-    The node is on the device. With a host tier, the prefix may continue with nodes on the host, up to
-    `RadixState.host_node`. They are stamped, too.
-
-    With windows, the prefix must end with a node whose last tokens have window slots: the tokens of one window, or all
-    tokens of the prefix if it is shorter.
+    The node is on the device. With a host tier, the prefix may continue on the host up to `RadixState.host_node`, and
+    these nodes are stamped, too. With windows, the tokens at the end of the prefix must have window slots: the tokens
+    of one window, or the whole prefix if it is shorter.
     """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
     radix.matched_pages, radix.host_node = 0, ROOT
@@ -90,9 +89,9 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Return the number of consecutive tokens, counted back from the end of a node, that have window slots.
+    """Return the number of consecutive tokens with window slots, counted back from the end of a node.
 
-    `num_before` is this number at the end of its parent.
+    `num_before` is this number at the end of the node's parent. Without windows, it is returned.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -104,8 +103,8 @@ def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
 def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, inserted: int, priority: int) -> int:
     """Insert the first `num_pages` pages of a request's row into the tree; return the node at which they end.
 
-    If the tree has the same tokens already, it keeps its own pages. The request's duplicates from page `protected` on
-    are freed, and its row lists the pages of the tree instead. A hit is counted for nodes that end after page
+    Where the tree has the same tokens already, it keeps its own pages. The request's duplicates from page `protected`
+    on are freed, and its row gets the pages of the tree instead. A hit is counted for nodes that end after page
     `inserted`.
     """
     nodes = engine.radix.nodes
@@ -149,8 +148,8 @@ def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: 
 def split(engine: Engine, node: int, num_pages: int) -> int:
     """Split a node after its first `num_pages` pages; return the new node, which holds these pages.
 
-    The new node becomes the parent of the old node. It copies the locks, hits and priority of the old node, and
-    replaces it among the children of its former parent.
+    The new node becomes the parent of the old node, with the same locks, hits and priority. It takes the place of the
+    old node among the children of its former parent.
     """
     nodes, buckets = engine.radix.nodes, engine.buckets
     upper = _new_node(engine)
@@ -183,7 +182,7 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
     """Evict leaves until `num_tokens` more slots are free, then windows until `num_window_tokens` more window slots are
     free.
 
-    The windows of evicted leaves count, too. The eviction ends early if nothing is left that can be evicted.
+    The windows of evicted leaves count. The eviction ends early if nothing is left that can be evicted.
     """
     radix = engine.radix.state
     radix_events.asked(engine, num_tokens, num_window_tokens)
@@ -203,8 +202,8 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
 
 @part
 def _evict_leaf(engine: Engine, node: int) -> None:
-    """Evict a leaf with its windows. If it has a copy on the host, or gets one now, it stays in the tree without pages
-    on the device.
+    """Evict a leaf with its windows. If it is on the host, or is copied there now, it stays in the tree without device
+    pages.
     """
     record = engine.radix.nodes[node]
     if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
@@ -236,7 +235,9 @@ def end_of(engine: Engine, node: int) -> int:
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the node after `depth` pages that begins with the request's page there; `ROOT` if there is none."""
+    """Return the node, after `depth` pages of a request, that begins with the request's next page; `ROOT` if there is
+    none.
+    """
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:
@@ -264,7 +265,7 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 
 @part
 def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
-    """Replace a request's own pages by those of a node, from page `begin` of the path on.
+    """Replace a request's own pages by the pages of a node, from page `begin` of the path on.
 
     If the node has no windows, it gets the windows that the request still has.
     """
@@ -287,7 +288,9 @@ def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by those of a node, from page `begin` on. Windows before page `gone` are free."""
+    """Replace a request's pages by the pages of a node, from page `begin` on. Windows before page `gone` were freed
+    before.
+    """
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
     middle = min(max(gone, begin), end)
@@ -297,7 +300,9 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Replace a request's pages [begin, end) by a node's, and free them; with `has_windows`, windows too."""
+    """Replace a request's pages [begin, end) by the pages of a node, and free them; with `has_windows`, also their
+    windows.
+    """
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return
@@ -314,8 +319,8 @@ def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end:
 def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
     """Move the windows of a request to a node that has the same tokens, but no windows.
 
-    If no request locks the node, it takes the request's pages with their windows, and frees its own pages. Otherwise it
-    keeps its own pages, and the request's pages are freed.
+    If no request locks the node, it takes over the request's pages with their windows, and its own pages are freed.
+    Otherwise it keeps its own pages, and the request's pages are freed.
     """
     record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
@@ -367,7 +372,9 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give the windows of a request, from page `begin` of the path on, to a new leaf. Split it where windows begin."""
+    """Give a new leaf the windows that a request has from page `begin` of the path on. Split the leaf where windows
+    begin.
+    """
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
@@ -388,7 +395,7 @@ def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: in
 
 @part
 def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Copy the pages of a request's row that have the tokens of a node to `RadixTables.node_pages`."""
+    """Copy those pages of a request's row that have the tokens of a node to `RadixTables.node_pages`."""
     record, rows, pages = engine.radix.nodes[node], engine.radix.rows, engine.radix.node_pages
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     for index in range(record.num_pages):
@@ -416,6 +423,6 @@ def _new_node(engine: Engine) -> int:
 
 @part
 def _tick(engine: Engine) -> int:
-    """Count an access to the tree; return its first stamp."""
+    """Count an access to the tree; return the access's first stamp."""
     engine.radix.state.clock += _TICK
     return engine.radix.state.clock

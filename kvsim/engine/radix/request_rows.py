@@ -15,13 +15,16 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
-"""Number of prefilled parts of a prompt after which its window slots are freed, with overlapped scheduling."""
+"""Number of prefilled parts of a prompt after which window slots are freed before the next part, with overlapped
+scheduling.
+"""
 
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree so that `num_tokens` slots are free; with windows, `num_tokens` window slots, too. The tree
-    may have too few.
+    """Evict from the tree so that `num_tokens` slots are free; with windows, also `num_tokens` window slots.
+
+    If the tree has too little to evict, fewer slots are free afterwards.
     """
     shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
     of_windows = 0
@@ -53,7 +56,7 @@ def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
-    """Match a candidate with the tree. Its last token is left out, because it must be computed."""
+    """Match a candidate for admission with the tree, without its last token, which must be computed."""
     engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
     match_kv_cache(engine, sequence, sequence.num_tokens - 1)
 
@@ -93,7 +96,7 @@ def _write_prefix(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
-    """Allocate slots to prefill the first `num_seqs` requests of the batch; return False if too few."""
+    """Allocate slots to prefill the first `num_seqs` requests of the batch; return False if too few are free."""
     unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
     if tree_windows.is_on(engine) and not engine.radix.settings.has_tree:
         _slide_in_prefill(engine, num_seqs)
@@ -148,7 +151,7 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
     """Free the window slots that `num_seqs` requests of the batch, from index `first` on, no longer read.
 
-    This is due for a request every `window_interval` tokens.
+    This is done for a request every `window_interval` tokens.
     """
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
@@ -164,7 +167,9 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots of a request that tokens from `num_tokens` on do not read, except in the tree."""
+    """Free the window slots of a request that tokens from `num_tokens` on do not read. Slots in the tree are not
+    freed.
+    """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.gone_tokens + 1:
@@ -205,8 +210,9 @@ def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
 def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) -> None:
     """Insert the first `up_to` tokens of a request, in whole pages, into the tree, and lock their path.
 
-    The path is split at the end of the prompt. If the request matched a path whose windows were evicted, only the
-    tokens up to the end of that match (`Holding.branch_tokens`) are inserted.
+    Without windows, the path is split at the end of the prompt. If the request matched a path whose windows were
+    evicted, only the tokens up to the end of that match (`Holding.branch_tokens`) are inserted. `is_over` is True if
+    the request leaves.
     """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     if not engine.radix.settings.has_tree or up_to == 0:
@@ -233,7 +239,7 @@ def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) ->
 
 @part
 def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
-    """Insert the computed part of a prompt into the tree. The request's next prefill begins after this part."""
+    """Insert the computed part of a prompt into the tree. The request's next prefill begins after that part."""
     holding = engine.radix.holdings[sequence.number]
     checkpoint(engine, sequence, holding.extend_end, False)
     holding.prefix_tokens = holding.extend_end
@@ -265,7 +271,7 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
 
 @part
 def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
-    """Free the pages in `rows[begin:end]` and, with `has_windows`, their windows."""
+    """Free the pages `RadixTables.rows[begin:end]`; with `has_windows`, also their windows."""
     rows = engine.radix.rows
     if end > begin:
         if has_windows:

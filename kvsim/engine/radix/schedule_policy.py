@@ -13,8 +13,8 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _MOST_MATCHED = 128
-"""Number of waiting requests beyond which `LPM` and `HRRN` sort by arrival. Also the largest number of prefixes that a
-refresh matches.
+"""Largest number of waiting requests that `LPM` and `HRRN` sort by their prefixes; more are sorted by arrival. Also the
+largest number of prefixes that `_touch_waiting_prefixes` matches.
 """
 _AT_ONCE = 1e300
 """Response ratio of a request that has no tokens to compute; larger than any other."""
@@ -41,10 +41,10 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests with the tree, and put some back in the order.
+    """Match all waiting requests with the tree, and mark some to be put back in the order.
 
-    A request is put back if an earlier one in the queue begins with the same tokens and the tree lacks these tokens. It
-    can hit them after the earlier request has computed them.
+    A request is put back if an earlier one in the queue begins with the same tokens and the tree lacks these tokens.
+    The request can hit them once the earlier one has computed them.
     """
     order, num_compared = engine.radix.order, 0
     number = engine.sequences[HEAD].next
@@ -81,7 +81,7 @@ def _sort(engine: Engine) -> None:
 
 @part
 def _queue_in_order(engine: Engine, size: int) -> None:
-    """Set the waiting queue to the first `size` requests in `RadixTables.order`."""
+    """Make the first `size` requests in `RadixTables.order` the waiting queue."""
     engine.sequences[HEAD].next = engine.sequences[HEAD].previous = HEAD
     for index in range(size):
         linked_list.push_back(engine.sequences, engine.radix.order[index])
@@ -174,8 +174,9 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Return the heaviest child that was not visited, and mark it as visited; among equals, the first attached; `ROOT`
-    if there is none.
+    """Return the heaviest child that was not visited, and mark it as visited; `ROOT` if there is none.
+
+    Among equally heavy children, the first attached one is returned.
     """
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
@@ -195,8 +196,8 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
 
 @part
 def chunk_limit(engine: Engine, sequence: Sequence) -> int:
-    """Return the largest number of tokens that the chunked request may compute so that shorter waiting requests fit
-    into the prefill.
+    """Return the largest number of tokens that the chunked request may compute so that shorter waiting requests also
+    fit into the prefill; `NEVER` if there is no limit.
     """
     unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
     if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
@@ -215,7 +216,7 @@ def chunk_limit(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _touch_waiting_prefixes(engine: Engine) -> None:
-    """Match waiting requests in every 32nd pass, the queue's head last: their prefixes are evicted later."""
+    """Match waiting requests in every 32nd pass, the queue's head last, so that their prefixes are evicted later."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
         return
@@ -233,7 +234,11 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 
 @part
 def order_for_retraction(engine: Engine) -> None:
-    """Sort running requests by descending outputs, then by ascending prompts. The last one is retracted first."""
+    """Sort running requests in descending order of outputs, then in ascending order of prompts. The last one is
+    retracted first.
+
+    With `retracts_by_priority`, the priority comes before both.
+    """
     running = engine.running
     for index in range(1, engine.state.num_running):
         number, place = running[index], index

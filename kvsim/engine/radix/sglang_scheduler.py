@@ -81,9 +81,8 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the oldest result is processed before the next pass.
-
-    This is so if no further batch may be in flight, or if the last pass launched no batch.
+    """Tell whether the oldest result is processed before the next pass: no further batch may be in flight, or the last
+    pass launched none.
     """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
@@ -106,8 +105,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 def num_running(engine: Engine) -> int:
     """Return the number of requests that have a row.
 
-    `State.num_running` is smaller. It counts neither requests in a prefill, nor requests that end by length and whose
-    last output is in flight.
+    `State.num_running` is smaller: it leaves out requests in a prefill, and requests that end by length and whose last
+    output is in flight.
     """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
 
@@ -116,7 +115,7 @@ def num_running(engine: Engine) -> int:
 def is_stalled(engine: Engine) -> bool:
     """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs.
 
-    The run cannot continue either after a batch was admitted without enough slots, which ends SGLang.
+    A batch that was admitted without enough slots, which ends SGLang, also ends the run.
     """
     state = engine.state
     if engine.radix.state.has_failed:
@@ -142,8 +141,8 @@ def _rest(engine: Engine) -> None:
 def _run_batch(engine: Engine, mode: int) -> None:
     """Launch the batch. Its tokens count as computed from now on.
 
-    A simulation spends most of its time in this loop. So the loop also sums the numbers of the batch, and allocates the
-    slots of a decode.
+    This loop takes most of a simulation's time. So it also sums the numbers of the batch, and allocates the slots of a
+    decode.
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
@@ -253,11 +252,10 @@ def _filter_running(engine: Engine) -> None:
 
 @part
 def _filter_finishing(engine: Engine) -> bool:
-    """Remove from the running batch the requests whose last output, by length, is in flight; return True if there are
+    """Remove from the running batch the requests whose last output, by length, is in flight; tell whether there are
     any.
 
-    Each result has at most one output for a request. `RadixState.most_results` is the number of results before any
-    request can end, so the requests are not scanned until then.
+    Each result has at most one output for a request, so no request can end before `RadixState.most_results` results.
     """
     state, radix, kept = engine.state, engine.radix.state, 0
     if radix.most_results > 0:
@@ -278,7 +276,7 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests; return True if any was removed. Others may then be admitted."""
+    """Keep the first `num_running` running requests; tell whether any was removed. If so, others may be admitted."""
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
@@ -301,7 +299,9 @@ def _defers_prefill(engine: Engine) -> bool:
 
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
-    """Form a prefill, which may include decodes, and allocate its slots; return its kind, `NO_BATCH` for none."""
+    """Form a prefill, which may include decodes, and allocate its slots; return its kind, or `NO_BATCH` if none is
+    formed.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
         radix.is_full = False
@@ -361,7 +361,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Preempt less important running requests for a waiting one; return True if any was preempted."""
+    """Preempt less important running requests for a waiting request; tell whether any was preempted."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
@@ -382,7 +382,7 @@ def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _queue_preempted(engine: Engine, first: int) -> None:
-    """Append the requests that this pass has preempted, from index `first` of `Lists.preempted` on, to the queue."""
+    """Append to the queue the requests that this pass has preempted, from entry `first` of `Lists.preempted` on."""
     for index in range(first, engine.state.num_preempted):
         add(engine, engine.sequences[engine.lists[index].preempted])
 
@@ -433,8 +433,8 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Let running requests decode one token each, or retract some first if memory is short; return the kind of
-    batch.
+    """Let running requests decode one token each; return the kind of batch. If memory is short, some are retracted
+    first.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
@@ -459,7 +459,6 @@ def update_running_batch(engine: Engine) -> int:
 
 @part
 def _list_running(engine: Engine) -> None:
-    """Put one token of each running request into the batch."""
     state = engine.state
     for index in range(state.num_running):
         engine.batch[state.num_listed], engine.batch_tokens[state.num_listed] = engine.running[index], 1
@@ -468,7 +467,7 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Evict from the tree so that the first `num_running` running requests can decode; return whether slots suffice."""
+    """Evict from the tree so that the first `num_running` running requests can decode; tell whether slots suffice."""
     needed = num_running if engine.settings.unit_tokens == 1 else 0
     for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
@@ -510,8 +509,8 @@ def _retract_decode(engine: Engine) -> None:
 def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
     """Preempt a running request: free its row without inserting it into the tree.
 
-    Then pages are evicted so that the `num_others` requests that continue can decode. The preempted request keeps its
-    output tokens, and computes them again.
+    Pages are then evicted so that the `num_others` requests that continue can decode. The preempted request keeps its
+    output tokens, whose KV it computes again.
     """
     state, holding = engine.state, engine.radix.holdings[sequence.number]
     radix_events.retracted(engine, sequence, num_others)
@@ -528,7 +527,7 @@ def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
 
 @part
 def process_batch_result(engine: Engine) -> None:
-    """Process the outputs of the oldest step in flight. All slots that this frees are freed in one call at the end."""
+    """Process the outputs of the oldest step in flight. All slots freed by this are freed in one call at the end."""
     state = engine.state
     place = in_flight.oldest(engine)
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs
@@ -549,7 +548,9 @@ def process_batch_result(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
-    """Append an output token to a request. If it ends or its prompt is done, insert its tokens into the tree."""
+    """Append an output token to a request. If the request ends or its prompt is computed, insert its tokens into the
+    tree.
+    """
     state = engine.state
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = state.host_s

@@ -53,7 +53,6 @@ def alloc(engine: Engine) -> int:
 
 @part
 def _take_first(engine: Engine, pool: int) -> int:
-    """Remove the first page of the free list of `pool`, and return it."""
     free_list = engine.radix.free[pool]
     page = engine.radix.free_pages[free_list.head]
     free_list.head = _after(free_list, free_list.head)
@@ -68,7 +67,7 @@ def _after(free_list: FreeList, place: int) -> int:
 
 @part
 def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
-    """Free the pages in `pages[begin:end]`; while a group is open (see `begin_free_group`), collect them."""
+    """Free `pages[begin:end]`; while a group is open (see `begin_free_group`), only collect these pages."""
     place = _begin_free(engine, SLOTS, end - begin)
     free_list = engine.radix.free[SLOTS]
     for index in range(begin, end):
@@ -79,10 +78,11 @@ def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
 
 @part
 def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
-    """Free the windows of the pages in `pages[begin:end]`; while a group is open, collect them.
+    """Free the windows of `pages[begin:end]`; while a group is open (see `begin_free_group`), only collect these
+    windows.
 
     A run ends where a page has no window any more. SGLang goes on with damaged memory there: it serves a request
-    without the last tokens of its prompt, and these tokens' places in its row name pages of an earlier request.
+    without the last tokens of its prompt, and the request's row names pages of an earlier request for these tokens.
     """
     windows = engine.radix.windows
     place = _begin_free(engine, WINDOWS, end - begin)
@@ -106,7 +106,7 @@ def begin_free_group(engine: Engine) -> None:
 
 @part
 def end_free_group(engine: Engine) -> None:
-    """Close the group: free the collected pages of each pool in one call."""
+    """Close the group: free the pages collected in each pool in one call."""
     engine.radix.state.is_collecting = False
     for pool in range(len(engine.radix.free)):
         free_list = engine.radix.free[pool]
@@ -126,8 +126,9 @@ def end_free_group(engine: Engine) -> None:
 def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
     """Return the index in `RadixTables.free_pages` at which `num_pages` freed pages are to be written.
 
-    It is before the first free page, so that they are allocated next. For pages of one slot, and for pages that a group
-    collects, it is after the last one. The ring has room for twice the pages of the pool, so none is overwritten.
+    It is before the first free page, so that the freed ones are allocated next. For pages of one slot, and while a
+    group is open, it is after the last page. The ring has room for twice the pages of the pool, so no page is
+    overwritten.
     """
     free_list = engine.radix.free[pool]
     if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:
@@ -140,7 +141,9 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
 
 @part
 def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
-    """Count `num_pages` pages that were written to the ring, up to index `place`, as free, or as collected."""
+    """Count the `num_pages` pages that were written to the ring, up to index `place`, as free or, in a group, as
+    collected.
+    """
     free_list = engine.radix.free[pool]
     at_back = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
     if at_back:

@@ -34,7 +34,7 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def are_awaited(engine: Engine) -> bool:
-    """Tell whether a copy has not been found ended by the scheduler."""
+    """Tell whether the scheduler has not found some copy ended."""
     return engine.radix.state.num_written + engine.radix.state.num_loading > 0
 
 
@@ -59,8 +59,8 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Allocate host memory for a node, and begin its copy. Other nodes may be evicted from the host for it. Return
-    False if there is no room.
+    """Allocate host memory for a node, and begin its copy; return False if there is no room, even after evictions from
+    the host.
     """
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
@@ -73,7 +73,9 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf that has a copy on the host, or gets one now; return False if it gets none."""
+    """Evict the device pages of a leaf that is on the host, or is copied there now; return False if it cannot be
+    copied.
+    """
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -92,7 +94,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove all nodes below `top`, which is a leaf on the device. They are only on the host."""
+    """Remove all nodes below `top`, a leaf on the device. These nodes are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]
@@ -148,7 +150,7 @@ def _next_host_leaf(engine: Engine) -> int:
 
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
-    """Free host copies of double nodes, in the order in which they became double, until `enough` pages are free.
+    """Free host copies of double nodes, in the order in which the nodes became double, until `enough` pages are free.
 
     With `spares_leaves`, nodes that can be evicted from the device keep their copies.
     """
@@ -179,11 +181,9 @@ def _next_double(engine: Engine, last: int) -> int:
 
 @part
 def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
-    """Begin to load the nodes on the path below `top`, down to `node`, for a request; return False if nothing is
-    loaded.
+    """Begin to load the nodes below `top`, down to `node`, for request `request`; return False if nothing is loaded.
 
-    `top` is the last node on the device, and `node` must be locked. Nothing is loaded unless there are free pages for
-    all nodes.
+    `top` is the last node of the path on the device, and `node` must be locked. Either all nodes are loaded or none.
     """
     nodes, num_pages = engine.radix.nodes, num_host_pages(engine, node)
     if num_pages * engine.settings.unit_tokens < LEAST_LOADED_TOKENS or engine.state.num_free < num_pages:

@@ -31,7 +31,7 @@ def give(engine: Engine, node: int) -> None:
 
 @part
 def take(engine: Engine, node: int) -> None:
-    """Record that a node has lost its windows. No request may lock them."""
+    """Record that a node has lost its windows, which no request may lock."""
     record = engine.radix.nodes[node]
     assert record.has_window
     assert record.window_locks == 0
@@ -42,7 +42,7 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Let the upper part of a split node have the node's windows and their locks, too.
+    """Give the upper part of a split node the node's windows and their locks, too.
 
     If the node is an edge, the `upper` part becomes the edge in its place.
     """
@@ -55,7 +55,9 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Mark the windows at the end of the path to `node`, of one window and a page, as the most recently used."""
+    """Mark the windows at the end of the path to `node` as the most recently used: those of one window of tokens and a
+    page.
+    """
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:
@@ -69,8 +71,8 @@ def touch(engine: Engine, node: int) -> None:
 
 @part
 def lock(engine: Engine, node: int) -> int:
-    """Lock the windows of the last nodes of the path to `node` that cover one window of tokens; return the edge, which
-    `unlock` needs.
+    """Lock the windows of the last nodes of the path to `node` that cover one window of tokens; return the edge for
+    `unlock`.
     """
     nodes, radix, covered, edge = engine.radix.nodes, engine.radix.state, 0, 0
     window = engine.radix.settings.window_tokens
@@ -91,7 +93,9 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows on the path from `node` up to the node with this `edge`; if 0, to the root."""
+    """Remove a lock from the windows on the path from `node` up to the node with this `edge`; up to the root if `edge`
+    is 0.
+    """
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]
@@ -105,8 +109,9 @@ def unlock(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def next_unlocked(engine: Engine, node: int) -> int:
-    """Return the next younger node after `node` whose windows no request locks; `ROOT` if there is none. After `ROOT`
-    comes the oldest.
+    """Return the next younger node after `node` whose windows no request locks; `ROOT` if there is none.
+
+    After `ROOT` comes the least recently used node.
     """
     nodes = engine.radix.nodes
     node = nodes[node].younger
@@ -117,7 +122,7 @@ def next_unlocked(engine: Engine, node: int) -> int:
 
 @part
 def _link(engine: Engine, node: int, younger: int) -> None:
-    """Insert a node into the list of windows, directly before node `younger`; if that is `ROOT`, as the youngest."""
+    """Insert a node into the list of windows, directly before the node `younger`; as the youngest if that is `ROOT`."""
     nodes = engine.radix.nodes
     older = nodes[younger].older
     nodes[node].younger, nodes[node].older = younger, older

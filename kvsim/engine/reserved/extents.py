@@ -18,7 +18,7 @@ NO_HOLE = -1
 
 @part
 def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the number of slots allocated for `num_slots` requested ones; for buddies, the next power of two."""
+    """Return the number of slots that are allocated for `num_slots` requested ones; for buddies, a power of two."""
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -92,8 +92,8 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Make holes of the free slots [start, end), which touch no other hole: one hole; for buddies, one for each power
-    of two.
+    """Make the free slots [start, end), which touch no other hole, one hole; for buddies, holes whose lengths are
+    powers of two.
     """
     if engine.settings.fit != BUDDY:
         if start < end:
@@ -109,7 +109,7 @@ def add_holes(engine: Engine, start: int, end: int) -> None:
 
 @part
 def _take(engine: Engine, index: int, end: int) -> None:
-    """Allocate the slots from the beginning of hole `index` up to `end`, also in holes that follow directly."""
+    """Allocate the slots from the begin of hole `index` up to `end`, also in holes that follow directly."""
     holes = engine.holes
     start = address = holes[index].address
     while address < end:
@@ -121,7 +121,7 @@ def _take(engine: Engine, index: int, end: int) -> None:
 
 @part
 def _free_buddy(engine: Engine, address: int, length: int) -> None:
-    """Free an extent of a buddy allocator. While its other half is a hole, merge the two, and go on with the result."""
+    """Free an extent of a buddy allocator, merged with its other half as often as that is a hole."""
     state, holes = engine.state, engine.holes
     while True:
         other = address + length if address % (2 * length) == 0 else address - length

@@ -16,7 +16,7 @@ from kvsim.engine.reserved.extents import NO_HOLE
 from kvsim.engine.state import BUDDY, Engine
 
 GIVEN, DOUBLING = range(2)
-"""Rules for the length of a reservation: fixed at admission, or doubled whenever it is full."""
+"""Rules for the length of a reservation. `GIVEN`: fixed at admission. `DOUBLING`: doubled whenever it is full."""
 
 
 @part
@@ -30,13 +30,17 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
     wanted = reservation(engine, sequence)
     if not _make_hole(engine, wanted):
         return False
-    _place(engine, sequence, wanted)
+    length = extents.rounded(engine, wanted)
+    address = extents.allocate(engine, extents.find_hole(engine, length), length)
+    _settle(engine, sequence, address, length, wanted)
     return True
 
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens. A full extent is doubled. Return False if there is no room for that."""
+    """Make room for `num_tokens` more tokens of a running sequence, whose extent is doubled if it is full. Return False
+    if there is no room.
+    """
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
@@ -95,7 +99,7 @@ def reservation(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _make_hole(engine: Engine, num_slots: int) -> bool:
-    """Tell whether there is a hole for `num_slots` slots; if there is none, try to make one by compaction."""
+    """Tell whether there is a hole for `num_slots` slots, if necessary after a compaction."""
     length = extents.rounded(engine, num_slots)
     if extents.find_hole(engine, length) != NO_HOLE:
         return True
@@ -106,10 +110,10 @@ def _make_hole(engine: Engine, num_slots: int) -> bool:
 
 @part
 def _compact(engine: Engine, length: int) -> bool:
-    """Move all extents together at the start of memory, if that makes a hole of `length` slots; return whether it does.
+    """Move all extents together at the start of memory, if that makes a hole of `length` slots; tell whether it does.
 
-    All extents are allocated again in an empty memory, in order of address, so extents before the first hole keep their
-    addresses. In a buddy allocator, the longest extents come first, which leaves no gaps between extents.
+    All extents are allocated again in an empty memory, in order of address, so extents before the first hole do not
+    move. In a buddy allocator, the longest extents come first, which leaves no gaps between extents.
     """
     state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
     for index in range(state.num_holes):  # save the holes in the upper half, to restore them if no hole is made
@@ -153,7 +157,7 @@ def _order_for_compaction(engine: Engine) -> None:
 
 @part
 def _move(engine: Engine) -> None:
-    """Move the running sequences to their new extents. All old ones are freed first, because they may overlap."""
+    """Move the running sequences to their new extents, which may overlap the old ones of other sequences."""
     state = engine.state
     num_moving = 0
     for index in range(state.num_running):
@@ -169,16 +173,8 @@ def _move(engine: Engine) -> None:
 
 
 @part
-def _place(engine: Engine, sequence: Sequence, wanted: int) -> None:
-    """Allocate an extent of `wanted` slots for a sequence; there must be a hole for it."""
-    length = extents.rounded(engine, wanted)
-    address = extents.allocate(engine, extents.find_hole(engine, length), length)
-    _settle(engine, sequence, address, length, wanted)
-
-
-@part
 def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """Give a sequence without extent `length` slots at `address`, of which it requested `requested`."""
+    """Give a sequence the extent of `length` slots at `address`, of which it requested `requested`."""
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
     engine.state.rounding += length - requested
@@ -192,7 +188,7 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 @part
 def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Record that a sequence loses its extent, and subtract its slots; its computed tokens stay counted."""
+    """Record that a sequence loses its extent, and subtract the extent's slots. Computed tokens stay counted."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested

@@ -73,7 +73,9 @@ def width_at(engine: Engine, step: int) -> int:
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch that includes the oldest waiting sequence, if a batch is due; return whether it has any rows."""
+    """Form a batch that includes the oldest waiting sequence, if a batch is due; tell whether the batch has any
+    rows.
+    """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -97,8 +99,8 @@ def _form_batch(engine: Engine) -> bool:
 
 @part
 def _choose_similar_lengths(engine: Engine) -> None:
-    """Fill the batch with the waiting prompts whose lengths are closest to that of the oldest one; among equals, the
-    first arrived.
+    """Fill the batch with the waiting prompts whose lengths are closest to that of the oldest; among equals, the first
+    to arrive.
     """
     width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):  # up to the shortest and the longest prompt
@@ -118,9 +120,9 @@ def _choose_similar_lengths(engine: Engine) -> None:
 def _join(engine: Engine, sequence: Sequence) -> bool:
     """Add a sequence to the batch as a row; return False if there is no room for it.
 
-    With `memory_guard`, a row is refused if the rectangle might not fit with it. Output lengths are not known in
-    advance, so the guard counts the largest number of outputs that any request allows, minus one column: a last token
-    has no KV.
+    With `memory_guard`, a row has no room if the rectangle might become too large. Output lengths are not known in
+    advance, so the guard counts the largest number of output tokens that any row allows, minus one, because a last
+    token has no KV.
     """
     settings, batch = engine.settings, engine.rectangle
     wider = max(batch.prompt_width, sequence.prompt_tokens)
@@ -198,7 +200,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Compute the sums over live rows again, without the rows that ended with the step before."""
+    """Compute the sums over live rows again, without the rows that ended before this step."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
@@ -224,7 +226,7 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _record_rows(engine: Engine) -> None:
-    """Record the slots and tokens of every row: in step 0 those of the prompt, in step 1 those of all later steps."""
+    """Record the slots and tokens of every row: of the prompt in step 0, and of all later steps in step 1."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
@@ -260,7 +262,9 @@ def _end_batch(engine: Engine) -> None:
 
 @part
 def _due_s(engine: Engine) -> float:
-    """Return the time in seconds at which the oldest waiting sequence no longer waits for a full batch."""
+    """Return the time in seconds at which a batch is due even if it is not full, because the oldest sequence has waited
+    for `timeout_s`.
+    """
     return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
 
 
@@ -273,8 +277,9 @@ def next_chance_s(engine: Engine) -> float:
 
 @part
 def _ulp(value: float) -> float:
-    """Return a number that, added to `value`, gives the next larger float, since machine code has no `nextafter`. For
-    0, a small constant.
+    """Return a number that, added to `value`, gives the next larger float; for 0, a small constant.
+
+    Machine code has no `nextafter`.
     """
     if value == 0.0:
         return _HALF_ULP_OF_ONE
