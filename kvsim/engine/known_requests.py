@@ -101,7 +101,7 @@ class Demand:
                 longest = np.minimum(last, policy.max_model_len)
             fits = longest <= (1 << num_units.bit_length() - 1 if policy.cache.fit == "buddy" else num_units)
         elif isinstance(policy, Radix):
-            fits = self.prompt < policy.most_prompt_tokens(num_units * policy.unit_tokens)
+            fits = self.prompt < policy.refused_prompt_tokens(num_units * policy.unit_tokens)
         else:
             last = self.prompt + self.output - 1 + self.stops_late
             if (drafting := policy.scheduler.drafting) is not None:  # its last steps verify drafts after its end

@@ -32,8 +32,8 @@ class Forward:
 
         Args:
             model: the decoder.
-            allocator: allocator of its tensors.
-            rows: rows of the batch.
+            allocator: allocator of the tensors.
+            rows: number of rows of the batch.
             masked: True if attention gets a mask; then keys and values are also copied for every query head.
         """
         self._model = model
@@ -46,10 +46,10 @@ class Forward:
 
     def run(self, positions: int, keys: int, *, keep_cache: bool = False) -> int:
         """Run a forward pass of `positions` tokens per row, which attend to `keys` tokens. Return the address of the
-        logits.
+        logits of the last position.
 
-        The logits are those of the last position. The KV cache is replaced by a cache of `keys` tokens. With
-        `keep_cache`, it is preallocated and not replaced.
+        The KV cache is replaced by a cache of `keys` tokens. With `keep_cache`, the first pass allocates this cache and
+        later passes keep it.
         """
         take, give, model = self._take, self._give, self._model
         tokens = self._rows * positions
@@ -82,10 +82,9 @@ class Forward:
         return self._model.num_kv_heads * self._model.head_dim
 
     def _mask(self, positions: int, keys: int) -> tuple[int, ...]:
-        """Allocate the boolean attention mask, which tells for each position and key whether the position may attend to
-        it.
+        """Allocate the boolean attention mask: whether each position may attend to each key.
 
-        Return its address; an empty tuple if there is no mask.
+        Return its address in a tuple, which is empty if there is no mask.
         """
         if not self._masked:
             return ()
@@ -98,10 +97,9 @@ class Forward:
         return (mask,)
 
     def _rotary_angles(self, tokens: int) -> tuple[int, int]:
-        """Allocate the sines and cosines of the positions of `tokens`: first in single precision, then in the type of
-        the weights.
+        """Allocate the sines and cosines of the positions of `tokens` tokens. Return the addresses of both.
 
-        Return the addresses of both tensors.
+        They are computed in single precision and converted to the type of the weights.
         """
         take, give, width = self._take, self._give, self._model.head_dim
         double = tokens * width * FLOAT32_BYTES
@@ -146,8 +144,8 @@ class Forward:
         return output
 
     def _norm(self, tokens: int) -> int:
-        """Allocate for a root-mean-square norm in single precision. Return the address of the result, which has the
-        type of the weights.
+        """Allocate for a root-mean-square norm in single precision. Return the address of the result in the type of the
+        weights.
         """
         take, give = self._take, self._give
         single = tokens * self._model.hidden_size * FLOAT32_BYTES
@@ -178,7 +176,10 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """Replace the keys of layer `number`, then its values, by new ones for `keys` tokens; not if `keep_cache`."""
+        """Replace the keys and then the values of layer `number` by new tensors for `keys` tokens.
+
+        With `keep_cache`, existing tensors stay.
+        """
         if keep_cache and number < len(self.cache):
             return
         num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes
@@ -204,7 +205,9 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Allocate copies of keys and values for every query head, if heads share them. Return their addresses."""
+        """Allocate copies of keys and values for every query head. Return their addresses; an empty tuple if no heads
+        share keys.
+        """
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

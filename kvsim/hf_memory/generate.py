@@ -40,7 +40,9 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateMemory:
-    """Counters of the allocator after each step of all batches, with the column names of a recording's steps."""
+    """Counters of the allocator. Arrays have one value after each step of all batches, and the names of a recording's
+    columns.
+    """
 
     baseline_allocated_bytes: int
     """Bytes allocated before the first batch: weights, the workspace if it exists, and the process's other tensors."""
@@ -110,9 +112,8 @@ def generate_memory(
 
 
 def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
-    """Allocate what a process holds before its first batch. Return the number of its bytes.
-
-    `workspace_bytes` are included only if `warm` is True.
+    """Allocate what a process holds before its first batch; return the number of bytes, without a workspace that is not
+    `warm`.
     """
     if other_bytes:
         allocator.allocate(other_bytes)
@@ -154,7 +155,7 @@ def weights_bytes(model: Model) -> int:
 
 
 def _load(model: Model, allocator: CachingAllocator) -> None:
-    """Allocate the weights in the order in which PyTorch makes the modules."""
+    """Allocate the weights in the order in which PyTorch creates the modules."""
     hidden, table = model.hidden_size, model.vocab_size * model.hidden_size * model.dtype_bytes
     queries, keys = (heads * model.head_dim * hidden for heads in (model.num_attention_heads, model.num_kv_heads))
     feed_forward = hidden * model.intermediate_size
@@ -190,8 +191,8 @@ class _Call:
     def step(self) -> None:
         """Run one forward pass and choose one token for every row.
 
-        The stopping criteria come after this step. A recorder reads the allocator before them, while the logits are
-        alive.
+        The logits stay alive after this step, as they are when a recorder reads the allocator before the stopping
+        criteria.
         """
         self._drop_logits()
         self._logits = self._pass()
@@ -223,7 +224,7 @@ class _Call:
     def _choose(self) -> None:
         """Allocate the logits in single precision, and two tensors for each logits processor: a copy and the result.
 
-        The scores of the last step are freed one after the other, when the variables that hold them are assigned again.
+        The scores of the step before are freed one after the other, when the variables that hold them get new values.
         """
         take, give = self._take, self._give
         size = self._batch.rows * self._model.vocab_size * FLOAT32_BYTES
@@ -243,7 +244,7 @@ class _Call:
             give(address)
 
     def _grown(self, tensor: int) -> int:
-        """Replace the tensor of integers at address `tensor` by one that is one token wider. Return the new address."""
+        """Replace the tensor of integers at address `tensor` by one for the new `_width`. Return the new address."""
         wider = self._take(self._batch.rows * self._width * INT64_BYTES)
         self._give(tensor)
         return wider

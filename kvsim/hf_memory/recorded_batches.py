@@ -24,7 +24,7 @@ An H200 has 150,109,880,320 bytes, of which 149,557,477,376 were free in a new p
 _WARM_UP_TOKENS = 4
 """Number of new tokens in the warm-up that is assumed if a recording does not state one."""
 _GRAPH_BYTES = 174 * MIB
-"""Bytes of the captured graphs of a static cache, if a recording does not state them.
+"""Bytes of the captured graphs of a static cache, assumed if a recording does not state them.
 
 They are a second cuBLAS workspace of 32 MiB, two pieces of 60 MiB, one of 20 MiB and one of 2 MiB, as in
 `hf-h200-granite-350m-heldout-batch32-static`.
@@ -35,7 +35,7 @@ def batches_of(recording: Recording) -> list[Batch]:
     """Return the calls of `generate()` in `recording`, in order.
 
     Raises:
-        UsageError: it is not a recording of generate().
+        UsageError: `recording` is not a recording of generate().
     """
     if recording.meta.policy_name != "static":
         raise UsageError(
@@ -64,8 +64,8 @@ def batches_of(recording: Recording) -> list[Batch]:
 def earlier_batches(recording: Recording) -> tuple[Batch, ...]:
     """Return the batches that the process had run before the recording began; empty if the engine is not `generate()`.
 
-    A recording may lack this list. Then its process is assumed to have warmed up as benchmarks do: with the first batch
-    of the recording, for four tokens.
+    If a recording lacks this list, its process is assumed to have warmed up as benchmarks do: with the first batch of
+    the recording, for four tokens.
     """
     if recording.meta.policy_name != "static":
         return ()
@@ -104,13 +104,13 @@ def assumptions_of(recording: Recording) -> tuple[str, ...]:
 
 
 def memory_of(recording: Recording, *, private_bytes: int | None = None) -> GenerateMemory:
-    """Compute the memory of the batches of `recording` from their shapes and its stated baseline.
+    """Compute the memory of the batches of `recording` from their shapes and the stated baseline.
 
-    `private_bytes` is the memory that captured graphs of the process had reserved; None takes the figure in the
-    recording or, if it has none, a typical one.
+    `private_bytes` is the memory that captured graphs of the process had reserved. If it is None, the figure in the
+    recording is taken or, if it has none, a typical one.
 
     Raises:
-        UsageError: it is not a recording of generate().
+        UsageError: `recording` is not a recording of generate().
         BudgetError: the GPU of the recording is too small for the computed memory.
     """
     meta = recording.meta
@@ -139,8 +139,8 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
 def _kept(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
     """Tell whether the memory of `earlier` batches was still reserved when the recording began.
 
-    The reserved bytes that the recording states decide this. Early recordings do not state them; the program that made
-    them had returned this memory to the driver.
+    This follows from the reserved bytes that the recording states. Early recordings do not state them; the program that
+    made these recordings had returned such memory to the driver.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):
@@ -154,9 +154,10 @@ def _has_graphs(recording: Recording) -> bool:
 
 
 def _private_bytes(recording: Recording) -> int:
-    """Return the bytes that captured graphs had reserved when the recording ended.
+    """Return the bytes that captured graphs had reserved when the recording ended; an estimate if the recording does
+    not state them.
 
-    Other tensors cannot use this memory, and it is never freed. If the recording does not state it, it is estimated.
+    Other tensors cannot use this memory, and it is never freed.
     """
     segments = recording.meta.extra.get("private_segment_bytes")
     if isinstance(segments, list):

@@ -2,8 +2,8 @@
 
 A model with one kind of layers has one group. A model that has sliding windows, chunks or recurrent states beside full
 attention has several groups. A token then has a slot in a block of every group, and a block id has the same number of
-bytes in every group. This module depends on neither models nor GPUs: `kvsim.kv_groups.plan` builds its objects, an
-engine allocates by them, and a recording stores them (`meta.kv_cache_groups`).
+bytes in every group. `kvsim.kv_groups.plan` builds the objects of this module, an engine allocates by them, and a
+recording stores them (`meta.kv_cache_groups`).
 """
 
 from __future__ import annotations
@@ -57,17 +57,21 @@ class KVCacheGroup:
     num_layers: int
     """Number of layers in the group, over all pipeline stages."""
     page_bytes: int
-    """Number of bytes, with padding, that a block takes in one layer (of different ones, the first) on one GPU."""
+    """Number of bytes, with padding, that a block takes in one layer on one GPU. If layers differ, this is the first
+    layer.
+    """
     content_bytes: int | None = None
     """Number of bytes of a page (a block in one layer) without padding; None if the page has no padding."""
     window: int | None = None
     """Number of tokens in the window (`sliding_window`) or chunk (`chunked_local`); None for other kinds.
 
-    A `full` group keeps every token; its `window` limits only the computation, and is None if its layers have none or
-    different ones.
+    A `full` group keeps every token, and its `window` limits only the computation. It is None if the layers have no
+    window, or different ones.
     """
     spec: int = 0
-    """Number that is equal for groups of equal layers. Prefixes are looked up once for all of one number."""
+    """Number that is equal for groups of equal layers. One lookup of a prefix serves all groups with the same
+    number.
+    """
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
@@ -76,10 +80,10 @@ class KVCacheGroup:
     """True if a layer of the group belongs to a draft model."""
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at once. Admission
-        requires them.
+        """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at once.
 
-        With a window, it is the number of blocks for the window and for the `max_num_batched_tokens` tokens of a step.
+        Admission requires this number. With a window, these are the blocks of the window and of the
+        `max_num_batched_tokens` tokens of a step.
         """
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return _blocks(min(self.window - 1 + max_num_batched_tokens, num_tokens), self.block_size) + 1
@@ -103,7 +107,9 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """Return the group as an entry of `meta.kv_cache_groups` in a recording, without None, 0 and False."""
+        """Return the group as an entry of `meta.kv_cache_groups` in a recording. Values that are None, 0 or False are
+        left out.
+        """
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -153,21 +159,22 @@ class KVCacheLayout:
     groups: tuple[KVCacheGroup, ...]
     """Groups in order. The first layer of the model is in group 0."""
     bytes_per_block: int
-    """Number of bytes of one block id in all layers of a GPU, on the pipeline stage that needs the most."""
+    """Number of bytes that one block id takes in all layers of a GPU, on the pipeline stage where it takes the most."""
     scheduler_block_size: int
-    """Number of tokens between two boundaries at which blocks end in every group. Prefix hits end there."""
+    """Number of tokens between two boundaries at which blocks of every group end. A prefix hit ends at such a
+    boundary.
+    """
     hash_block_size: int
     """Number of tokens that one prefix hash covers."""
 
     @property
     def is_uniform(self) -> bool:
-        """True if all layers are in one group, which has full attention or MLA, as in most models."""
+        """True if all layers are in one group of full attention or MLA, as in most models."""
         return len(self.groups) == 1 and self.groups[0].kind in (CacheKind.FULL, CacheKind.MLA)
 
     @property
     def unit_slots(self) -> int:
-        """Number of slots in a block. With one group for all layers, a slot is room for one token; with several, it is
-        one byte.
+        """Number of slots in a block. A slot is room for one token; with several groups, a slot is one byte.
 
         Blocks of different groups may hold different numbers of tokens, but have the same number of bytes.
         """
@@ -175,7 +182,9 @@ class KVCacheLayout:
 
     @property
     def has_windows(self) -> bool:
-        """True if a sequence may hold blocks that no later step reads: a group has windows or recurrent states."""
+        """True if some group has windows, chunks or recurrent states. A sequence may then hold blocks that no later
+        step reads.
+        """
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_some(self, group: KVCacheGroup) -> bool:
@@ -215,7 +224,7 @@ class KVCacheLayout:
 def groups_from_meta(entries: Sequence[Any]) -> tuple[KVCacheGroup, ...]:
     """Return the groups that `meta.kv_cache_groups` of a recording describes.
 
-    If no entry has a `spec`, groups get the same `spec` if they differ only in their numbers of layers.
+    If no entry has a `spec`, groups that differ only in their number of layers get the same `spec`.
 
     Raises:
         RecordingError: `entries` is no list of groups, or groups with one `spec` differ.

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MUCH_LONGER = 1.5
-"""Ratio of two numbers of layers: those of the most frequent kind, and those of the rarest kind.
+"""Limit of the ratio of two numbers of layers: those of the most frequent kind, and those of the rarest kind.
 
-Below this ratio, each kind is one group. From it on, each group has as many layers as the rarest kind.
+Below this limit, each kind is one group. From the limit on, each group has as many layers as the rarest kind.
 """
 
 
@@ -31,22 +31,23 @@ class Grouping:
     groups: tuple[tuple[int, ...], ...]
     """Indices of the layers in each group."""
     specs: tuple[LayerSpec, ...]
-    """Spec of each layer. All have pages of the same size, unless `sums_pages` is True."""
+    """Spec of each layer. All layers have pages of the same size, unless `sums_pages` is True."""
     sums_pages: bool
     """True if there is one group whose layers have pages of different sizes. Each layer then has its own tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the number of bytes that one block id takes on a GPU that has the layers `layers`; 0 for none."""
+        """Return the number of bytes that one block id takes on a GPU with the layers `layers`; 0 if it has no
+        layers.
+        """
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.sums_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])
         return max(map(len, mine)) * self.specs[self.groups[0][0]].page_bytes
 
     def layout(self, *, hash_block_size: int | None, caches_prefixes: bool, stages: Sequence[range]) -> KVCacheLayout:
-        """Return the layout of these groups, for a scheduler and a recording.
+        """Return the layout of these groups. `stages` has the layers of each pipeline stage.
 
-        `hash_block_size` is the number of tokens that one prefix hash covers, or None for vLLM's choice. `stages` has
-        the layers of each pipeline stage.
+        `hash_block_size` is the number of tokens that one prefix hash covers; None for vLLM's choice.
         """
         seen: list[LayerSpec] = []
         groups = []
@@ -80,8 +81,8 @@ class Grouping:
 def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> Grouping:
     """Divide the layers with these specs, in the order of the model, into groups.
 
-    With a `hybrid_manager`, layers of different kinds get separate groups. Without it, they are converted to full
-    layers, which share one group.
+    With a `hybrid_manager`, layers of different kinds get separate groups. Without it, layers with windows or chunks
+    are treated as full layers, and all share one group.
 
     Raises:
         UsageError: vLLM cannot group these layers.
@@ -101,13 +102,13 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
 
 
 def _all_equal(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all specs are equal. The windows of full layers are ignored, since these keep every token."""
+    """Tell whether all specs are equal. Windows of full layers are ignored, because full layers keep every token."""
     first = specs[0]
     return all(_without_window(spec) == _without_window(first) for spec in specs)
 
 
 def _without_window(spec: LayerSpec) -> LayerSpec:
-    """Return the spec of a full layer without its window. Other specs are returned unchanged."""
+    """Return the spec without its window if it is the spec of a full layer, and unchanged otherwise."""
     if spec.kind is not CacheKind.FULL or spec.window is None:
         return spec
     return replace(spec, window=None)
@@ -121,8 +122,8 @@ def _check_windows(specs: Sequence[LayerSpec]) -> None:
 
 
 def _one_kind(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all layers have the same block size and keep the same tokens or states. The sizes of their pages may
-    differ.
+    """Tell whether all layers have the same block size and keep the same tokens or states. Their pages may differ in
+    size.
     """
     first = specs[0]
     if any(spec.block_size != first.block_size for spec in specs):
@@ -137,13 +138,12 @@ def _one_kind(specs: Sequence[LayerSpec]) -> bool:
 
 
 def _with_equal_pages(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
-    """Return the specs with pages that are all as large as the largest one."""
     page = max(spec.page_bytes for spec in specs)
     return [_with_page(spec, page) for spec in specs]
 
 
 def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
-    """Return `spec` with a page of `page` bytes, by more tokens in a block or by padding."""
+    """Return `spec` with a page of `page` bytes, made larger by more tokens in a block or by padding."""
     if spec.page_bytes == page:
         return spec
     if page % spec.page_bytes == 0:
@@ -159,7 +159,9 @@ def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
 
 
 def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
-    """Divide the layers into groups of one kind, of about equal size; return the layers of each group."""
+    """Divide the layers into groups of equal specs and of about equal size; return the indices of each group's
+    layers.
+    """
     by_spec: dict[LayerSpec, list[int]] = {}
     for index, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(index)
@@ -173,7 +175,7 @@ def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
 
 
 def _window_of(specs: Sequence[LayerSpec]) -> int | None:
-    """Return the window that all these layers have, in tokens; None if they have none, or different ones."""
+    """Return the window that all these layers have, in tokens; None if they have no window, or different ones."""
     [*windows] = {spec.window for spec in specs}
     return windows[0] if len(windows) == 1 else None
 
@@ -181,7 +183,14 @@ def _window_of(specs: Sequence[LayerSpec]) -> int | None:
 def _hash_block_size(
     groups: Sequence[KVCacheGroup], scheduler_block_size: int, stated: int | None, caches_prefixes: bool
 ) -> int:
-    """Return the number of tokens that one prefix hash covers. `stated` is the user's choice, or None."""
+    """Return the number of tokens that one prefix hash covers, by default the largest that divides all block sizes.
+
+    `stated` is the user's choice; None for the default. The result is `scheduler_block_size` if there is one group, if
+    no prefixes are cached, or if recurrent blocks are not the smallest.
+
+    Raises:
+        UsageError: `stated` does not divide the blocks of all groups.
+    """
     if len(groups) == 1 or not caches_prefixes:
         return scheduler_block_size
     smallest = min(group.block_size for group in groups)
@@ -195,11 +204,11 @@ def _hash_block_size(
 
 
 def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
-    """Return `layout` with the hash block size that follows from the mode of its recurrent layers.
+    """Return `layout` with the hash block size of those releases in which it depends on the mode of recurrent layers.
 
-    If states are kept only where a step ends (`ALIGN`), it is the greatest common divisor of all block sizes. In other
-    modes, it is the block size of the scheduler. Unlike in `_hash_block_size`, recurrent layers may have any block
-    size. A layout with one group, or without recurrent layers, is returned unchanged.
+    In mode `ALIGN` it is the greatest common divisor of all block sizes, otherwise the block size of the scheduler.
+    Unlike in `_hash_block_size`, recurrent layers may have any block size. A layout with one group, or without
+    recurrent layers, is returned unchanged.
     """
     modes = {group.mamba_mode for group in layout.groups if group.mamba_mode is not None}
     if not modes or len(layout.groups) == 1:
@@ -209,7 +218,7 @@ def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage, in equal numbers.
+    """Return the layers of each pipeline stage, in numbers as equal as possible.
 
     If the division leaves a rest, the stages just before the last one get one more layer each.
 

@@ -26,11 +26,11 @@ class CachePlan:
 
     layout: KVCacheLayout
     num_blocks: int
-    """Number of blocks in vLLM's count. Requests can use one block less, since block 0 is the null block."""
+    """Number of blocks in vLLM's count. Requests can use one block less, because block 0 is the null block."""
     bytes_per_block: tuple[int, ...]
     """Number of bytes that one block id takes on one GPU, for each pipeline stage."""
     settings: CacheSettings
-    """Settings of the cache. `max_model_len` is the longest length that fits, if `find_max_model_len` asked for it."""
+    """Settings of the cache. With `find_max_model_len`, `plan_cache` has set `max_model_len` to a length that fits."""
 
     @property
     def concurrency(self) -> float:
@@ -45,7 +45,7 @@ class CachePlan:
     @property
     def divided_tokens(self) -> int:
         """Number of tokens that older releases of vLLM print as "GPU KV cache size": those in the blocks of one group,
-        if all groups have equal shares.
+        if all groups have the same number of blocks.
         """
         groups = self.layout.groups
         return self.num_blocks // len(groups) * min(group.block_size for group in groups)
@@ -68,7 +68,7 @@ class CachePlan:
         return low
 
     def max_sequences(self, num_tokens: int) -> int:
-        """Return the number of sequences of `num_tokens` tokens whose blocks fit into the pool at once, while all
+        """Return the number of sequences of `num_tokens` tokens whose blocks fit into the pool at once while all
         decode.
 
         Raises:
@@ -80,7 +80,7 @@ class CachePlan:
 
 
 def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
-    """Return the groups of `model` for `settings`. They do not depend on the memory of the GPU.
+    """Return the groups of `model` for `settings`, which do not depend on the memory of the GPU.
 
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
@@ -163,7 +163,7 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:
-    """Return the message for a `max_model_len` that does not fit. `longest` is the length that fits, in tokens."""
+    """Return the message for a `max_model_len` that does not fit. Sequences of `longest` tokens fit; 0 if none fits."""
     needed = plan.blocks_for(plan.settings.max_model_len)
     remedy = f"--max-model-len {longest} would fit; " if longest else ""
     return (

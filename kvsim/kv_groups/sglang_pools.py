@@ -23,7 +23,7 @@ class SlotLayers:
     """Number of bytes that one token takes in each pool."""
 
     full_bytes: int
-    """Number of bytes of one token in the first pool: in all layers without a window; in all layers if there is no
+    """Number of bytes of one token in the first pool: in the layers without a window, or in all layers if there is no
     second pool.
     """
     window_bytes: int = 0
@@ -33,7 +33,7 @@ class SlotLayers:
 
     @classmethod
     def of(cls, model: Model) -> SlotLayers:
-        """Return the bytes of one token of `model` in each pool."""
+        """Return the numbers of bytes of one token of `model` in each pool."""
         windowed = [layer for layer in model.attention_layers if isinstance(layer, SlidingWindow | ChunkedLocal)]
         if model.architecture not in _WITH_SECOND_POOL or not windowed:
             return cls(model.kv_bytes_per_token)
@@ -43,7 +43,7 @@ class SlotLayers:
         return cls(model.kv_bytes_per_token - window_bytes, window_bytes, max(tokens))
 
     def num_slots(self, kv_bytes: int, swa_full_tokens_ratio: float) -> int:
-        """Return the number of slots in the first pool if both pools take `kv_bytes` bytes.
+        """Return the number of slots in the first pool if both pools together take `kv_bytes` bytes.
 
         The second pool has `swa_full_tokens_ratio` times as many slots.
         """

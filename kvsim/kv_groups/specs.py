@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 BACKEND_BLOCK = 16
 """Number of tokens in the smallest block of FlashAttention and Triton, which is also vLLM's default block."""
 FLASHMLA_BLOCK = 64
-"""Number of tokens in a block of FlashMLA. It serves MLA with an fp8 cache on Hopper GPUs, and all sparse attention."""
+"""Number of tokens in a block of FlashMLA, which serves MLA with an fp8 cache on Hopper GPUs, and all sparse
+attention.
+"""
 FLASHINFER_MLA_BLOCK = 32
 """Number of tokens in a block of FlashInfer's MLA kernels, on data-center Blackwell GPUs."""
 _DEFAULT_CHUNK = 2048
@@ -31,7 +33,9 @@ _DEFAULT_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Needs of one layer: kind of its cache, tokens and bytes of a block. Layers with equal specs may share a group."""
+    """Needs of one layer: kind of its cache, tokens and bytes of a block. Layers with equal specs may be in the same
+    group.
+    """
 
     kind: CacheKind
     block_size: int
@@ -43,16 +47,18 @@ class LayerSpec:
     window: int | None = None
     """Number of tokens in the window or chunk; None if the layer keeps every token or has a recurrent state."""
     padded_page_bytes: int | None = None
-    """Number of bytes of a page, padding included; None if the page has no padding."""
+    """Number of bytes of a page with padding; None if the page has no padding."""
     pads_pages: bool = False
-    """True if pages may have padding, because the kernels read the distance between blocks from the tensor."""
+    """True if pages may have padding, because the kernels accept any distance between blocks."""
     mamba_mode: MambaMode | None = None
     num_speculative_blocks: int = 0
     """Number of additional blocks that each sequence has, one for each drafted token; 0 for an attention layer."""
     layout: tuple[object, ...] = ()
-    """Other properties in which layers differ: heads, their sizes, types."""
+    """Other properties that must be equal in all layers of a group: heads, their sizes, types."""
     bytes_per_token_as_full: int | None = None
-    """Number of bytes of one token if the layer is converted to keep every token; None if it keeps all anyway."""
+    """Number of bytes of one token after the layer is converted to keep every token; None if it keeps every token
+    already or is recurrent.
+    """
     drafts: bool = field(default=False, compare=False)
     """True for a layer of a draft model. It may share a group with layers of the model."""
 
@@ -86,8 +92,8 @@ class CacheSettings:
     keeps_every_state: bool = False
     """True to keep the recurrent state at the end of every block, if the model can; False to keep only some."""
     hybrid_manager: bool = True
-    """True to put layers of different kinds into separate groups; vLLM's `--disable-hybrid-kv-cache-manager` sets it to
-    False.
+    """True to put layers of different kinds into separate groups. False is vLLM's
+    `--disable-hybrid-kv-cache-manager`.
     """
     uniform: bool = False
     """True to keep every token in every layer, as if no layer had a window."""
@@ -107,7 +113,7 @@ class CacheSettings:
         return not model.recurrent_layers if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     def mamba_mode(self, model: Model) -> MambaMode:
-        """Return which recurrent states of `model` stay in blocks for prefix hits."""
+        """Return which recurrent states of `model` stay in blocks, so that prefix hits can use them."""
         if not self.caches_prefixes(model):
             return MambaMode.NONE
         stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
@@ -115,7 +121,11 @@ class CacheSettings:
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
-    """Return the specs of every layer of `model`, in vLLM's order. A layer with several caches has several specs."""
+    """Return the specs of every layer of `model`, in vLLM's order. A layer with several caches has several specs.
+
+    Raises:
+        UsageError: a number of tokens in `settings` is not a whole number of at least 1.
+    """
     _check(settings)
     block_size = _block_size(model, settings)
     recurrent = model.recurrent_layers
@@ -139,7 +149,6 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
 
 
 def _check(settings: CacheSettings) -> None:
-    """Refuse a number of tokens that is not a whole number of at least 1."""
     for name in ("max_model_len", "max_num_batched_tokens", "block_size", "hash_block_size", "mla_block_size"):
         value = getattr(settings, name)
         if value is not None and not (isinstance(value, int) and value >= 1):
@@ -147,7 +156,7 @@ def _check(settings: CacheSettings) -> None:
 
 
 def check_length(model: Model, max_model_len: int | None) -> None:
-    """Check that vLLM serves `model` with sequences of up to `max_model_len` tokens; raise a `UsageError` if not."""
+    """Raise a `UsageError` if vLLM does not serve `model` with sequences of `max_model_len` tokens."""
     longest = model.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise UsageError(
@@ -157,7 +166,7 @@ def check_length(model: Model, max_model_len: int | None) -> None:
 
 
 def check_block_size(model: Model, block_size: int | None) -> None:
-    """Check that vLLM has an attention kernel for blocks of `block_size` tokens; raise a `UsageError` if not."""
+    """Raise a `UsageError` if vLLM has no attention kernel for `model` with blocks of `block_size` tokens."""
     least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
     if block_size is not None and model.attention_layers and block_size % least:
         raise UsageError(
@@ -178,16 +187,14 @@ def smallest_block(model: Model, settings: CacheSettings) -> int:
 
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
-    """Return the number of tokens in a block. GPUs that share a context (`decode_context_parallel_size`) fill it
-    together, so it has the tokens of all.
-    """
+    """Return the number of tokens in a block, over all GPUs that share a context (`decode_context_parallel_size`)."""
     own = smallest_block(model, settings) if settings.block_size is None else settings.block_size
     return own * model.decode_context_parallel_size
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
-    """Return the spec of an attention layer, with blocks of `block_size` tokens; with a sliding window, of at most
-    `BACKEND_BLOCK`.
+    """Return the spec of an attention layer with blocks of `block_size` tokens, or of fewer if it has a sliding
+    window.
     """
     window, kind = None, CacheKind.FULL
     if isinstance(layer, SlidingWindow):
@@ -209,9 +216,7 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
 
 
 def _bytes_as_full(model: Model, layer: Layer) -> int | None:
-    """Return the number of bytes of one token after a layer with a window or chunk is converted to a full layer; None
-    for other layers.
-    """
+    """Return `LayerSpec.bytes_per_token_as_full` of an attention layer."""
     if isinstance(layer, SlidingWindow):
         full = FullAttention(
             num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim
@@ -224,7 +229,7 @@ def _bytes_as_full(model: Model, layer: Layer) -> int | None:
 
 
 def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
-    """Return the properties of an attention layer that must be equal in all layers of a group."""
+    """Return `LayerSpec.layout` of an attention layer."""
     if isinstance(layer, FullAttention):
         return (layer.heads_on_gpu(model.tensor_parallel_size), layer.head_dim, layer.value_head_dim)
     return (layer,)
@@ -238,9 +243,7 @@ def _recurrent(
     page_bytes: int | None,
     settings: CacheSettings,
 ) -> LayerSpec:
-    """Return the spec of a recurrent layer. `page_bytes` is the size to which its page is padded; None for no
-    padding.
-    """
+    """Return the spec of a recurrent layer, whose page is padded to `page_bytes`; None for no padding."""
     state_bytes = _state_bytes(model, layer, settings)
     return LayerSpec(
         kind=CacheKind.MAMBA,
@@ -255,10 +258,11 @@ def _recurrent(
 
 
 def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
-    """Return the number of tokens in an attention block that is as large as a recurrent state, and its bytes in one
-    layer.
+    """Return the number of tokens in an attention block that is at least as large as a recurrent state, and the block's
+    bytes in one layer.
 
-    vLLM takes the bytes of a token from the first attention layer, and those of a state from the first recurrent layer.
+    vLLM takes the bytes of a token from the first attention layer, and the bytes of a state from the first recurrent
+    layer.
     """
     per_token = model.layer_bytes_per_token(model.attention_layers[0])
     state_bytes = _state_bytes(model, model.recurrent_layers[0], settings)
@@ -279,9 +283,11 @@ def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int
 
 
 def as_full(spec: LayerSpec) -> LayerSpec:
-    """Return the spec of a layer with a window or chunk that keeps every token instead; return others unchanged.
+    """Return the spec of a layer with a window or chunk, changed to keep every token; other specs are returned
+    unchanged.
 
-    A window is kept, since it still limits the computation. vLLM does not pack the cache of a converted chunked layer.
+    A window stays in the spec, because it still limits the computation. vLLM does not pack the cache of a converted
+    chunked layer.
     """
     if spec.bytes_per_token_as_full is None:
         return spec

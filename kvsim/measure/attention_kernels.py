@@ -28,16 +28,21 @@ prompt.
 _BLOCK = 16
 """Number of tokens in a block of the paged cache."""
 _MOST_BYTES = 16 << 30
-"""Largest number of bytes of keys and values in a measured batch. Larger ones might not fit into the GPU."""
+"""Largest number of bytes of keys and values in a measured batch. A larger batch might not fit into the GPU."""
 _CACHE_BYTES = 160 << 20
-"""Bytes of keys and values through which calls rotate: too many to stay in a GPU's cache until the next call."""
+"""Number of bytes of keys and values that calls read in turn: several times a GPU's cache, so that no call finds its
+inputs there.
+"""
 _MOST_COPIES = 16
 _TOKEN_BYTES = 4
-"""Bytes of one key element and one value element in bfloat16 together."""
+"""Number of bytes of one key element and one value element in bfloat16."""
 
 
 def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
-    """Return the name of the attention kernels, and their times for each of `heads` in all launches of this module."""
+    """Return the name of the attention kernels, and their times for each of `heads` in all launches of this module.
+
+    An entry of `heads` is like one of `HEADS`. Launches with more than `_MOST_BYTES` of keys and values are left out.
+    """
     name, attend = _paged_attention()
     rows = []
     for queries, keys, width in heads:
@@ -67,7 +72,7 @@ def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[st
 
 
 def _paged_attention() -> tuple[str, Any]:
-    """Return the name of the attention kernels, and a function that returns their seconds for a batch."""
+    """Return the name of the attention kernels, and a function that measures the seconds of a batch."""
     try:
         from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func  # noqa: PLC0415
     except ImportError:
@@ -81,7 +86,7 @@ def _vllm_attention(
 ) -> float:
     """Return the seconds that vLLM's attention takes for a batch, with blocks in random order.
 
-    `batch` has the context and the number of queries of each sequence; `width` is the size of a head.
+    `batch` has the context and the number of queries of each sequence, in tokens; `width` is the size of a head.
     """
     contexts, tokens = [context for context, _ in batch], [count for _, count in batch]
     per_seq = -(-max(contexts) // _BLOCK)
@@ -116,7 +121,7 @@ def _torch_attention(batch: Sequence[tuple[int, int]], heads: int, kv_heads: int
     """Return the seconds of PyTorch's attention without a paged cache: one call for all decodes, and one for each
     prompt.
 
-    `batch` has the context and the number of queries of each sequence; `width` is the size of a head.
+    `batch` has the context and the number of queries of each sequence, in tokens; `width` is the size of a head.
     """
     attend = torch.nn.functional.scaled_dot_product_attention
     decodes = [context for context, tokens in batch if tokens == 1]

@@ -23,7 +23,7 @@ _REDUCTIONS = 20
 
 
 def host_copy_rates() -> tuple[float, float]:
-    """Return the bytes per second of copies from the host's pinned memory to the GPU, and of copies back."""
+    """Return the speed of copies from the host's pinned memory to the GPU, and of copies back, in bytes per second."""
     host = torch.empty(_COPY_BYTES, dtype=torch.uint8, pin_memory=True)
     device = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     there = seconds_per_call([lambda: device.copy_(host, non_blocking=True)])
@@ -32,7 +32,10 @@ def host_copy_rates() -> tuple[float, float]:
 
 
 def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
-    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and pairs of bytes and seconds."""
+    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and pairs (size in bytes, seconds).
+
+    With one GPU, both are empty.
+    """
     if num_gpus == 1:
         return "", ()
     with tempfile.TemporaryDirectory() as scratch:
@@ -43,7 +46,9 @@ def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
 
 
 def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
-    """Take part in all reductions as process `rank`. Rank 0 saves the name and the seconds in the file `result`."""
+    """Take part in all reductions as process `rank`. Rank 0 saves the name of the all-reduce and the seconds in the
+    file `result`.
+    """
     torch.cuda.set_device(rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     name, reduce, capturing = _connect(rank, num_gpus, port)
@@ -79,9 +84,10 @@ def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
 
 
 def _connect(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any], Any], Any]:
-    """Join the group of all ranks. Return the name of its all-reduce, the function, and a context for capturing it.
+    """Join the group of all ranks. Return the name of its all-reduce, the function, and a context for capturing the
+    function.
 
-    The all-reduce is that of vLLM if it can be imported, else that of NCCL.
+    vLLM's all-reduce is taken if vLLM can be imported, otherwise NCCL's.
     """
     from contextlib import nullcontext  # noqa: PLC0415
 

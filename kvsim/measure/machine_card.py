@@ -25,7 +25,7 @@ SHAPES = (
 """Shapes of weights (outputs, inputs) that are measured: from those of the smallest models to output projections.
 
 There are additional shapes with 8,192 outputs, which occupy all processors of an H100 exactly once. Without these
-shapes, the predicted time of few tokens would be up to 9 % too long.
+shapes, the predicted time of steps with few tokens would be up to 9 % too long.
 """
 _FP8_SHAPES = tuple((n, k) for k in (2048, 4096, 8192, 14336) for n in (2048, 4096, 6144, 14336, 28672))
 """Shapes of weights (outputs, inputs) that are measured in fp8."""
@@ -120,7 +120,7 @@ def _check_gpus(num_gpus: int) -> None:
 
 
 def _vllm() -> str:
-    """Return the version of vLLM as a clause for the card's source; empty if vLLM is not installed."""
+    """Return the version of vLLM as a clause for `Card.source`; empty if vLLM is not installed."""
     try:
         return f", vLLM {importlib.metadata.version('vllm')}"
     except importlib.metadata.PackageNotFoundError:

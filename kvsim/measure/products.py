@@ -16,7 +16,9 @@ SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), 640, 1024, 2048, 4096
 FEW_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 """Numbers of rows for a shorter measurement."""
 _CACHE_BYTES = 160 << 20
-"""Bytes of weights through which calls rotate: several times a GPU's cache, so that no call finds its weights there."""
+"""Number of bytes of weights that calls read in turn: several times a GPU's cache, so that no call finds its weights
+there.
+"""
 _WEIGHTS_BYTES = 2 << 30
 """Bytes of the buffer from which all weights are taken."""
 _FEWEST_CALLS, _MOST_CALLS = 4, 24
@@ -24,7 +26,9 @@ _FEWEST_CALLS, _MOST_CALLS = 4, 24
 
 
 def measure_products(shapes: Sequence[tuple[int, int]], sizes: Sequence[int] = SIZES, *, fp8: bool = False) -> Products:
-    """Measure products with weights of each shape (n, k), in fp8 or bfloat16, for each number of rows in `sizes`."""
+    """Measure products with weights of each shape (n, k), in fp8 or bfloat16, for each number of rows in `sizes`.
+    Return the seconds of one product for each.
+    """
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
     itemsize = dtype.itemsize
     num_bytes = max(_WEIGHTS_BYTES, itemsize * max(n * k for n, k in shapes))
@@ -44,7 +48,7 @@ def measure_products(shapes: Sequence[tuple[int, int]], sizes: Sequence[int] = S
 
 
 def _product_s(x: Any, weights: Sequence[Any], *, fp8: bool) -> float:
-    """Return the mean seconds of the products of `x` with each matrix in `weights`. All have the same shape."""
+    """Return the mean seconds of the products of `x` with each matrix in `weights`, all of the same shape."""
     out = torch.empty(len(x), len(weights[0]), device="cuda", dtype=torch.bfloat16)
     return seconds_per_call(list(_calls(x, weights, out, fp8=fp8)))
 

@@ -15,7 +15,7 @@ import torch
 
 _REPLAYS = 3
 _LONG_S = 2e-3
-"""Seconds on the GPU. If a call takes longer, the captured graph has only this one call."""
+"""Seconds of one call on the GPU. If calls take longer, the captured graph has only one."""
 
 _LAUNCHES_S = 1.5
 """Seconds for which launches are repeated. Other processes slow a host down for a shorter time."""

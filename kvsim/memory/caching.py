@@ -33,8 +33,8 @@ MIB = 1024 * KIB
 ROUNDING_BYTES = 512
 """Requests are rounded up to multiples of this number of bytes."""
 SMALL_LIMIT_BYTES = MIB
-"""Largest request, in bytes, that the pool of small blocks serves. A block above this limit is split only if the rest
-is also above it.
+"""Largest request, in bytes, that the pool of small blocks serves. In the pool of large blocks, a block is split only
+if the rest is above this limit.
 """
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
@@ -52,11 +52,13 @@ class Counters:
     allocated_bytes: int
     """Bytes of the blocks in use. PyTorch's `active_bytes` also counts freed blocks that another stream still uses."""
     requested_bytes: int
-    """Bytes that callers asked for and have not freed, before rounding."""
+    """Bytes that callers have asked for, before rounding, and not freed."""
     reserved_bytes: int
-    """Bytes of all segments, which the driver has given."""
+    """Bytes of all segments that the driver has given and not got back."""
     inactive_split_bytes: int
-    """Bytes of free blocks in segments that also have a block in use, and so cannot be returned to the driver."""
+    """Bytes of free blocks in segments that also have a block in use. Such segments cannot be returned to the
+    driver.
+    """
     segments: int
 
 
@@ -120,7 +122,12 @@ class CachingAllocator:
         return iter(sorted(self._segments.items()))
 
     def allocate(self, num_bytes: int, stream: int = 0) -> int:
-        """Allocate a block of at least `num_bytes` for `stream`, and return its address."""
+        """Allocate a block of at least `num_bytes` for the CUDA stream `stream`, and return its address.
+
+        Raises:
+            BudgetError: the driver cannot give enough memory, even after all unused segments were returned.
+            UsageError: `num_bytes` is below 1.
+        """
         if num_bytes < 1:
             raise UsageError(f"a block of {num_bytes} bytes cannot be allocated; it must have at least 1.")
         size = -(-num_bytes // ROUNDING_BYTES) * ROUNDING_BYTES
@@ -137,6 +144,11 @@ class CachingAllocator:
         if rest >= ROUNDING_BYTES if small else rest > SMALL_LIMIT_BYTES:
             self._cut(block, size)
         block.free = False
+        """Return the block at `address` to the cache, merged with its free neighbours.
+
+        Raises:
+            IntegrityError: no block in use begins at `address`.
+        """
         block.requested = num_bytes
         self._used[block.address] = block
         self.allocated_bytes += block.size
@@ -205,7 +217,9 @@ class CachingAllocator:
             raise IntegrityError("the lists of cached blocks differ from the free blocks of the segments.")
 
     def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _SegmentPiece:
-        """Take a segment for `size` bytes from the driver; return it as one free block, which is in no pool yet."""
+        """Take a segment for `size` bytes from the driver; return it as one free block, which is not in its `pool`
+        yet.
+        """
         segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         if size >= OWN_SEGMENT_BYTES:
             segment = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
@@ -224,7 +238,6 @@ class CachingAllocator:
         return _SegmentPiece(address, segment, pool)
 
     def _lacks(self, num_bytes: int) -> bool:
-        """Tell whether the driver cannot give another `num_bytes` bytes."""
         return self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes
 
     def _below_the_last(self, num_bytes: int) -> int:
@@ -233,7 +246,7 @@ class CachingAllocator:
         return self._lowest
 
     def _cut(self, block: _SegmentPiece, size: int) -> None:
-        """Shorten `block` to `size` bytes, and cache the rest of its bytes as a free block."""
+        """Shorten `block` to `size` bytes, and cache the rest as a free block."""
         rest = _SegmentPiece(block.address + size, block.size - size, block.pool)
         rest.before, rest.after = block, block.after
         if rest.after is not None:

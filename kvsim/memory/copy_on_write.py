@@ -25,7 +25,7 @@ from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState
 
 
 class CountedBlocks:
-    """Blocks with reference counts: the number of tables that contain each block."""
+    """Blocks with reference counts. A count is the number of tables that contain the block."""
 
     def __init__(self, num_blocks: int) -> None:
         """Start with `num_blocks` free blocks."""
@@ -45,7 +45,7 @@ class CountedBlocks:
         return self._refs[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
-        """Take `num_blocks` free blocks for one table. The caller makes sure that enough are free."""
+        """Take `num_blocks` free blocks for one table. The caller makes sure that enough blocks are free."""
         taken = [self._free.pop() for _ in range(num_blocks)]
         self.touch(taken)
         return taken
@@ -56,14 +56,16 @@ class CountedBlocks:
             self._refs[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Remove one table from the reference count of each of the `blocks`. A block in no table becomes free."""
+        """Remove one table from the reference count of each of the `blocks`. A block that is in no table becomes
+        free.
+        """
         for block in blocks:
             self._refs[block] -= 1
             if not self._refs[block]:
                 self._free.append(block)
 
     def check_integrity(self) -> None:
-        """Raise an `IntegrityError` unless every block is either in the free list exactly once, or in a table."""
+        """Raise an `IntegrityError` unless every block is either free or in a table."""
         in_use = sum(map(bool, self._refs))
         if len(self._free) + in_use != self.num_blocks or any(self._refs[block] for block in self._free):
             raise IntegrityError(f"{len(self._free)} free + {in_use} in use != {self.num_blocks} blocks.")
@@ -103,7 +105,11 @@ class BranchingCache:
         return sum(len(branch.blocks) for branch in self._branches)
 
     def start(self, prompt_tokens: int) -> Branch:
-        """Start a branch, and write its prompt of `prompt_tokens` tokens."""
+        """Start a branch, and write its prompt of `prompt_tokens` tokens.
+
+        Raises:
+            BudgetError: too few blocks are free.
+        """
         branch = Branch(self._take(-(-prompt_tokens // self.block_size)), prompt_tokens)
         self._branches[branch] = None
         return branch
@@ -116,7 +122,11 @@ class BranchingCache:
         return twin
 
     def append(self, branch: Branch) -> None:
-        """Write one token of `branch`. A shared last block is copied first."""
+        """Write one token of `branch`. If its last block is shared and not full, copy the block first.
+
+        Raises:
+            BudgetError: a block is needed and none is free.
+        """
         if branch.num_tokens == len(branch.blocks) * self.block_size:
             branch.blocks += self._take(1)
         elif self.pool.refs(branch.blocks[-1]) > 1:
@@ -166,7 +176,7 @@ class BranchingCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """Blocks held during a beam search, with and without sharing. The sum of two objects is for both searches."""
+    """Blocks held during a beam search, with and without sharing. The sum of two objects describes both searches."""
 
     held_block_steps: int
     """Number of blocks in use, summed over the steps."""
@@ -199,9 +209,13 @@ def beam_search(
 ) -> Sharing:
     """Run a beam search with `width` beams for one answer of `output_tokens` tokens, in an empty `cache`.
 
-    After every token, with probability `reshuffle`, each beam continues a copy of a randomly drawn beam, so that some
+    After every token, with probability `reshuffle`, each beam is replaced by a copy of a randomly drawn beam. So some
     beams are continued several times and others are dropped. With a `reshuffle` of 0, this is parallel sampling:
     `width` answers to one prompt.
+
+    Raises:
+        BudgetError: the cache has too few blocks.
+        UsageError: `width` is below 1, or `reshuffle` is no probability.
     """
     if width < 1 or not 0 <= reshuffle <= 1:
         raise UsageError(f"width is {width} and reshuffle {reshuffle}; they should be at least 1, and between 0 and 1.")
@@ -222,8 +236,8 @@ def beam_search(
 
 
 def _forks(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
-    """Return one new beam for each index in `parents`: a fork of the beam with this index. Free the beams whose indices
-    are not in `parents`.
+    """Replace the beams: return a fork of beam `parents[i]` for each index `i`, and free the beams that are no
+    parents.
     """
     forks = []
     for parent, count in Counter(parents).items():

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
-    """Assignment of sequences to rows. Each sequence takes one more token, for its end."""
+    """Assignment of sequences to rows. Each sequence takes one slot more than it has tokens, for its end token."""
 
     rows: tuple[tuple[int, ...], ...]
     """Indices of the sequences in each row, from left to right."""
     num_tokens: int
-    """Number of tokens in all rows, end tokens included."""
+    """Number of tokens in all rows, with end tokens."""
     num_slots: int
-    """Number of slots in all rows, padding included."""
+    """Number of slots in all rows, with padding."""
 
     @property
     def used_percent(self) -> float:
@@ -41,8 +41,11 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
     """Pack the sequences, from the longest to the shortest, each into the first row of `row_tokens` slots that has
     room.
 
-    The number of rows is at most 11/9 of the minimum plus one; with real lengths almost no slot stays empty. The time
+    The number of rows is at most 11/9 of the minimum plus one. With real lengths, almost no slot stays empty. The time
     is of order n log n.
+
+    Raises:
+        UsageError: there is no sequence, or a sequence does not fit into a row.
     """
     _check(lengths)
     if max(lengths) + 1 > row_tokens:
@@ -63,8 +66,8 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
 
 
 def padded(lengths: Sequence[int], batch_size: int) -> Packing:
-    """Give each sequence a row of its own, in order. A row is as long as the longest sequence among the `batch_size`
-    sequences of its batch.
+    """Give each sequence a row of its own, in order. All rows of a batch of `batch_size` sequences are as long as its
+    longest sequence.
     """
     _check(lengths)
     if batch_size < 1:
@@ -78,21 +81,18 @@ def padded(lengths: Sequence[int], batch_size: int) -> Packing:
 
 
 class _FreeTokens:
-    """Number of free tokens in each row.
-
-    A search tree finds the first row with enough free tokens in logarithmic time.
-    """
+    """Number of free tokens in each row, as a search tree that finds the first row with room in logarithmic time."""
 
     def __init__(self, num_rows: int, row_tokens: int) -> None:
         self._leaves = 1 << (num_rows - 1).bit_length()
         self._free = [row_tokens] * (2 * self._leaves)
-        """Search tree: the largest number of free tokens in any row below each node. Node 1 is the root; node `n` has
-        the children `2n` and `2n + 1`.
+        """Nodes of the tree: the largest number of free tokens in any row below the node. Node 1 is the root; node `n`
+        has the children `2n` and `2n + 1`.
         """
 
     def take_first(self, size: int) -> int:
-        """Take `size` tokens of the first row that has enough free tokens, and return the index of this row. There must
-        be such a row.
+        """Take `size` tokens of the first row that has enough free tokens; return the index of the row. Such a row must
+        exist.
         """
         free, node = self._free, 1
         while node < self._leaves:
@@ -106,8 +106,8 @@ class _FreeTokens:
 
 
 def largest_batch(capacity_slots: int, tokens: int) -> int:
-    """Return the number of sequences that fit into `capacity_slots` if each has `tokens` tokens, prompt and answer; 0
-    if none fits.
+    """Return the number of sequences of `tokens` tokens, prompt and answer together, that fit into `capacity_slots`
+    slots.
     """
     if tokens < 2:
         raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")

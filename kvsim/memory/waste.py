@@ -37,11 +37,15 @@ class SlotState(IntEnum):
     PADDING = 3
     """Written or held only because all rows of a batch have the same length."""
     EXPIRED = 4
-    """Held; its token's KV is read by no later step, because the windows of all layers have passed the token."""
+    """Held, with the KV of a token that no later step reads, because the windows of all layers have passed the
+    token.
+    """
     CACHED = 5
     """Allocatable and in no table. Holds the KV of a cached prefix, which a request can hit."""
     EXTERNAL = 6
-    """Free, but in a piece too small for the first request in the queue; or added to an allocation by rounding up."""
+    """Free, but in a piece that is too small for the first request in the queue; or added to an allocation by rounding
+    up.
+    """
     FREE = 7
     """Allocatable, in no table and not cached."""
 
@@ -62,8 +66,9 @@ def split_extent(
 ) -> npt.NDArray[np.int64]:
     """Split the slots [begin, end) of one extent, or of many extents at once, into the eight states.
 
-    All arguments are slot offsets from the beginning of the extent. Arrays are broadcast to a common shape. The result
-    has this shape and a last axis with one number of slots for each state; they add up to `end - begin`.
+    All arguments are offsets in slots from the beginning of an extent (see the module). Arrays are broadcast to a
+    common shape. The result has this shape and a last axis with the number of slots in each `SlotState`. These numbers
+    add up to `end - begin`.
     """
     computed, full, requested = np.asarray(computed), np.asarray(full), np.asarray(requested)
     full = np.where(computed > full, pad, full)
@@ -84,8 +89,8 @@ def split_extent(
 
 
 class SlotTotals(NamedTuple):
-    """Numbers of slots from which `states` computes the eight states. Each is for one moment, or an array for several
-    moments.
+    """Numbers of slots from which `states` computes the eight states. Each is a number for one moment, or an array for
+    several.
     """
 
     free: Any
@@ -95,11 +100,11 @@ class SlotTotals(NamedTuple):
     unusable: Any
     """Number of slots in no table that lie in pieces too small for the first request in the queue."""
     rounding: Any
-    """Number of slots in tables beyond the requested ones, added by rounding; summed over tables."""
+    """Number of slots that rounding added to the requested ones, summed over tables."""
     written: Any
-    """Number of slots with the KV of live tokens, summed over tables."""
+    """Number of slots with the KV of live tokens, summed over tables: a shared slot counts in each table."""
     useful: Any
-    """Number of slots that their sequence writes before it ends, summed over tables."""
+    """Number of slots that the sequences will have written before they end, summed over tables."""
     padding: Any
     """Number of slots with padding: pad tokens, and the rows of ended sequences in a running batch."""
     shared: Any
@@ -143,7 +148,7 @@ class Breakdown:
 
     @property
     def allocated(self) -> int:
-        """Number of slots in tables of live sequences, without those that rounding added."""
+        """Number of slots in tables of live sequences, without slots that rounding added."""
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:

@@ -14,7 +14,11 @@ from kvsim.errors import UsageError, shortened
 
 
 def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
-    """Check acceptance rates by position, and return them as floats. `name` is the name of the setting in errors."""
+    """Return acceptance rates by position as floats. `name` is the name of the setting in errors.
+
+    Raises:
+        UsageError: a rate is no share between 0 and 1, or rates rise.
+    """
     for rate in rates:
         if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
             raise UsageError(f"{name} should be shares between 0 and 1, not {shortened(rate)}.")
@@ -29,7 +33,10 @@ def rates_of(acceptance: str, num_tokens: int) -> tuple[float, ...] | None:
     """Return the acceptance rates by position, for `num_tokens` drafts; None if `acceptance` is the path of a file.
 
     A single number is the probability that a draft is accepted if all drafts before it were. Several numbers are the
-    rates by position; later drafts are never accepted.
+    rates by position; drafts at further positions are never accepted.
+
+    Raises:
+        UsageError: a rate is no share between 0 and 1, rates rise, or there are more rates than drafts.
     """
     try:
         numbers = [float(part) for part in acceptance.split(",")]

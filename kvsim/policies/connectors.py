@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.policies.kinds import Paged
 
 MOST_TRANSFERS = 1024
-"""Largest value of `KvLink`'s number of simultaneous loads."""
+"""Largest value of `KvLink.num_transfers`."""
 STORE = "store"
 """Value of `kv_connector` in recordings of servers with a shared prefix store."""
 
@@ -48,13 +48,13 @@ class Exchange:
     stored_tokens: int = 0
     """Number of leading tokens of the prompt that the store holds; only with a store."""
     is_async: bool = True
-    """True if the KV is loaded between steps; False if the admitting step loads it first."""
+    """True if the KV is loaded between steps; False if the step that admits the request loads it before it computes."""
     num_unknown: int = 0
-    """Number of lookups that the store answers with "ask again" before it states a number of tokens."""
+    """Number of lookups that the store answers with "ask again" before it answers with a number of tokens."""
     is_kept: bool = False
     """True if the blocks are kept after the end of the request, until another server has read them."""
     bad: Sequence[int] = ()
-    """Indices of the blocks that fail to load, counted from the first block that the request's first load writes."""
+    """Indices of the blocks that fail to load. Block 0 is the first block that the request's first load writes."""
     rank: int = 0
     """Order among requests whose loads fail in the same step: the one with the smallest rank ends first."""
 
@@ -105,7 +105,7 @@ class Connector:
     recomputes: bool = False
     """True if this server computes tokens that fail to load (`kv_load_failure_policy`); False if the request fails."""
     link: KvLink | None = None
-    """Link that determines the duration of loads; None if the caller decides when each load ends."""
+    """Link that determines how long loads take; None if the caller decides when each load ends."""
     backoff_tokens: int = 0
     """Number of tokens at the end of a prompt that are always computed here, even if their KV could be loaded."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
@@ -122,7 +122,9 @@ class Connector:
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:
-        """Check that kvsim simulates this connector in vLLM `release`, with `num_groups` KV-cache groups."""
+        """Raise a `UsageError` if kvsim does not simulate this connector in vLLM `release` with `num_groups` KV-cache
+        groups.
+        """
         check_feature(release, "KV connectors")
         if num_groups > 1:
             raise UsageError(

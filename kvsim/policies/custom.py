@@ -54,7 +54,7 @@ class ServedRequest(Protocol):
 
     @property
     def computed_tokens(self) -> int:
-        """Number of tokens computed so far; 0 while the request waits."""
+        """Number of computed tokens; 0 while the request waits."""
 
     @property
     def num_units(self) -> int:
@@ -66,11 +66,10 @@ class ServedRequest(Protocol):
 
     @property
     def prefix_keys(self) -> Sequence[int]:
-        """Keys of the request's prefixes, one for each full unit. Key `i` identifies the tokens up to the end of unit
-        `i`.
+        """Keys of the request's prefixes. Key `i` identifies the tokens up to the end of the request's unit `i`.
 
-        Two keys are equal exactly if their prefixes are. The last known token is left out, because a request has to
-        compute at least one token.
+        Two keys are equal exactly if their prefixes are. Only full units have a key, and the last known token is left
+        out, because a request has to compute at least one token.
         """
 
     @property
@@ -79,7 +78,7 @@ class ServedRequest(Protocol):
 
 
 class CachedBlock(Protocol):
-    """A free block in the prefix cache, as a policy sees it: a later request may hit it until it is evicted."""
+    """A free block in the prefix cache, as a policy sees it. A later request may hit the block until it is evicted."""
 
     @property
     def unit(self) -> int:
@@ -111,8 +110,8 @@ class CachedBlock(Protocol):
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in the cached blocks that continue this block's prefix. No request can hit any of these
-        blocks without this one.
+        """Number of tokens in the cached blocks that continue this block's prefix. Without this block, no request can
+        hit them.
         """
 
 
@@ -124,8 +123,8 @@ class Candidates(Sequence[CachedBlock]):
         """Return the attribute `name` of all blocks, in their order: an array of integers, or of floats for times.
 
         `name` is `unit`, `key`, `end_tokens`, `cached_s`, `last_used_s`, `num_hits` or `tokens_below`. A rule that uses
-        arrays takes microseconds, and a loop over the blocks hundreds. The arrays may be passed to functions compiled
-        with numba.
+        arrays takes microseconds, a loop over the blocks hundreds of microseconds. The arrays may be passed to
+        functions compiled with numba.
         """
 
 
@@ -149,11 +148,11 @@ class StepInMaking(Protocol):
 
     @property
     def preempted(self) -> Sequence[ServedRequest]:
-        """The requests that this step has preempted so far, in order of preemption."""
+        """The requests that this step has preempted until now, in order of preemption."""
 
     @property
     def num_free_units(self) -> int:
-        """Number of units of the pool that can be allocated; those in the prefix cache are included."""
+        """Number of units of the pool that can be allocated, with those in the prefix cache."""
 
     @property
     def tokens_left(self) -> int:
@@ -162,9 +161,9 @@ class StepInMaking(Protocol):
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
         """Return the duration of this step in seconds if it also computed `tokens[request]` tokens of each request.
 
-        The duration is from the beginning of the step to its outputs, by the step times of the run. It does not include
-        the slowdown of a GPU at its power limit, and assumes that steps do not overlap. Nothing is allocated, so the
-        requests need not fit.
+        It lasts from the beginning of the step to its outputs, by the step times of the run. The slowdown of a GPU at
+        its power limit is left out, and steps are assumed not to overlap. Nothing is allocated, so the requests need
+        not fit.
         """
 
     def serve_running(self) -> None:
@@ -191,7 +190,9 @@ class StepInMaking(Protocol):
         """
 
     def preempt(self, request: ServedRequest) -> None:
-        """Free the memory of a running request and put it back into the queue; it will compute its tokens again."""
+        """Free the memory of a running request and put it back into the queue. It computes its tokens again after
+        that.
+        """
 
 
 class Allocator(Protocol):
@@ -202,19 +203,20 @@ class Allocator(Protocol):
     """
 
     def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
-        """Return the units to append to the table of `request`, so that it has room for `num_tokens` tokens or more.
+        """Return the units to append to the table of `request`, so that the table has room for at least `num_tokens`
+        tokens.
 
         A unit is a number from 0 to `num_units - 1` that is in no table. Return None, and change nothing, if there is
         no room.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> None:
-        """Free `units`, the whole table of `request`, in the order of its tokens."""
+        """Free `units`, which are the whole table of `request` in the order of its tokens."""
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002  an allocator that fragments looks at it
-        """Return the number of free units that are in pieces too small for `request`, the head of the queue.
+        """Return the number of free units in pieces that are too small for `request`, the head of the queue.
 
-        These units count as external fragmentation. By default there are none, because any unit may serve any request.
+        These units count as external fragmentation. The default is 0, because any unit may serve any request.
         """
         return 0
 
@@ -235,7 +237,8 @@ class SharingAllocator(Protocol):
         """
 
     def allocate(self, request: ServedRequest, num_tokens: int, found: Sequence[int] = ()) -> Iterable[int] | None:
-        """Return the units to append to the table of `request`, so that it has room for `num_tokens` tokens or more.
+        """Return the units to append to the table of `request`, so that the table has room for at least `num_tokens`
+        tokens.
 
         When the request is admitted, `found` has the units that `find_prefix` returned. They are in the table already,
         so mark them as used, and return only further units. A unit is a number from 0 to `num_units - 1` that is in no
@@ -245,8 +248,7 @@ class SharingAllocator(Protocol):
     def cache(self, request: ServedRequest, unit: int, key: int) -> None:
         """Record that `unit`, in the table of `request`, holds the prefix with this key.
 
-        kvsim calls it when the step that fills the unit is scheduled, so that other requests of this step may share the
-        unit.
+        It is called when the step that fills the unit is scheduled, so other requests of this step may share the unit.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> Iterable[int]:
@@ -292,31 +294,35 @@ class CustomPolicy(Protocol):
         return step.waiting[0]
 
     def victim(self, step: StepInMaking, needs: ServedRequest) -> ServedRequest:  # noqa: ARG002
-        """Return the request of `step.running` to preempt, so that `needs` gets memory; it may be `needs` itself."""
+        """Return the request of `step.running` to preempt, so that `needs` gets memory. It may be `needs` itself."""
         return step.running[-1]
 
     def evict(self, step: StepInMaking, candidates: Candidates) -> CachedBlock | list[CachedBlock]:  # noqa: ARG002
         """Return the block of `candidates` to evict from the prefix cache, or a list of blocks in order of eviction.
 
-        kvsim calls it when a request needs a block and the next block of the free queue is in the prefix cache.
-        `candidates` are all free blocks in the prefix cache, the least recently freed first; vLLM evicts the first.
-        From a list, the step evicts one block after the other without another call, as long as they are free. Reading
-        `candidates[0]` costs nothing. The cost of `candidates.column("num_hits")` and of a loop grows with the pool;
-        `eviction_rank` avoids this cost. kvsim does not call it if the policy has an allocator.
+        It is called when a request needs a block and the next block of the free queue is in the prefix cache, but not
+        if the policy has an allocator. `candidates` are all free blocks in the prefix cache, the least recently freed
+        first; vLLM evicts the first. From a list, the step evicts one block after the other without another call, as
+        long as they are free.
+
+        Reading `candidates[0]` costs nothing. The cost of `candidates.column("num_hits")`, and of a loop, grows with
+        the pool; `eviction_rank` avoids this cost.
         """
         return candidates[0]
 
     def eviction_rank(self, block: CachedBlock) -> Any:  # noqa: ARG002
-        """Return the rank of a free block, such as a number or a tuple; the block with the smallest rank is evicted.
+        """Return the rank of a free block, such as a number or a tuple. The block with the smallest rank is evicted.
 
         Override this instead of `evict` if possible, because its cost does not grow with the pool. It is called when
-        the block is freed, and again when a block that continues its prefix is evicted. So the rank may depend on the
-        attributes of the block, but not on the step. Among blocks of equal rank, the one freed first is evicted.
+        the block is freed, and again when a block that continues the same prefix is evicted. So the rank may depend on
+        the attributes of the block, but not on the step. Among blocks of equal rank, the one freed first is evicted.
         """
         return 0
 
     def schedule(self, step: StepInMaking) -> None:
-        """Schedule one step. The default is vLLM's: serve the running requests, then admit unless one was preempted."""
+        """Schedule one step. The default is vLLM's rule: serve running requests; if none was preempted, admit waiting
+        ones.
+        """
         step.serve_running()
         if not step.preempted:
             step.admit_waiting()
@@ -338,7 +344,8 @@ def is_policy_file(text: str) -> bool:
 
 
 def policy_from_file(text: str) -> CustomPolicy:
-    """Load the policy class that FILE.py:CLASS names and return an instance; FILE.py is enough for a single policy.
+    """Return an instance of the policy class that FILE.py:CLASS names. FILE.py is enough if the file has a single
+    policy.
 
     Raises:
         UsageError: the file cannot be run, or has no such policy.
@@ -375,7 +382,11 @@ def evicts(policy: CustomPolicy) -> bool:
 
 
 def ranks_blocks(policy: CustomPolicy) -> bool:
-    """Tell whether `policy` overrides `eviction_rank`."""
+    """Tell whether `policy` overrides `eviction_rank`.
+
+    Raises:
+        UsageError: it also overrides `evict`.
+    """
     ranks = overrides(policy, "eviction_rank")
     if ranks and overrides(policy, "evict"):
         raise UsageError(f"the policy {policy.name!r} has both evict and eviction_rank; keep one of the two.")
@@ -388,7 +399,7 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Refuse a policy or an allocator with a method that is never called because its name is misspelt.
+    """Raise a `UsageError` if a method of a policy or an allocator is never called because its name is misspelt.
 
     A name counts as misspelt if it is close to that of a method that kvsim calls.
     """
@@ -398,14 +409,14 @@ def check_hooks(policy: CustomPolicy) -> None:
 
 
 def check_allocator_names(kind: type) -> None:
-    """Refuse a class of allocators with a misspelt method; see `check_hooks`."""
+    """Raise a `UsageError` if a class of allocators has a misspelt method; see `check_hooks`."""
     _check_names(kind, (SharingAllocator, Allocator))  # Allocator last: it is named for hooks that both have
 
 
 def _check_names(kind: type, protocols: Sequence[type]) -> None:
     """Refuse a class with a method, its own or inherited, whose name is close to that of a method of `protocols`.
 
-    If the class also has the method itself, the one with the close name is accepted as a helper.
+    If the class also has the method of `protocols`, the one with the close name is accepted as a helper.
     """
     hooks = {name: protocol for protocol in protocols for name in dir(protocol) if not name.startswith("_")}
     # Defaults inherited from a protocol do not count: a misspelt override leaves them in place.

@@ -22,15 +22,17 @@ COUNTS_EVERY_S = 0.1
 def steps_between_syncs(release: str) -> int:
     """Return the number of steps after which ranks that share experts check again whether any rank has requests.
 
-    It is 16 in vLLM 0.33 and 32 in 0.25.1. kvsim assumes that it changed in the release that changed the balancing,
-    which was not checked.
+    It is 16 in vLLM 0.33 and 32 in 0.25.1. That the number changed in the same release as the balancing is an
+    assumption.
     """
     return 16 if rules_of(release).balances_own else 32
 
 
 @dataclass(slots=True)
 class RankLoad:
-    """Load of a rank: by the coordinator's last report, plus the requests that this front end has sent to it since."""
+    """Load of a rank: that of the coordinator's last report, and the requests that this front end has sent to the rank
+    since.
+    """
 
     num_waiting: float = 0
     num_running: float = 0
@@ -40,13 +42,15 @@ class RankLoad:
 
 @dataclass(slots=True, kw_only=True)
 class RankBalancer:
-    """One front end: the loads of the ranks as it knows them, and the rank that it compares first."""
+    """One front end: the loads of the ranks as far as it knows them, and the rank that it compares first."""
 
     loads: list[RankLoad]
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
-    """Rank that is compared first, and so wins among equal scores. Every choice moves it on by one."""
+    """Rank that is compared first, and so wins among equal scores. Every choice increases it by one, modulo the
+    ranks.
+    """
     counts_own: bool = True
     """True if the score depends on this front end's unanswered requests and on the pool usage, as in newer releases."""
     in_flight: list[int] = field(default_factory=list)
@@ -54,7 +58,7 @@ class RankBalancer:
 
     @classmethod
     def of(cls, release: str, num_ranks: int, *, num_clients: int = 1, client: int = 0) -> Self:
-        """Return front end number `client` of `num_clients`. It has no report of the `num_ranks` ranks yet."""
+        """Return front end number `client` of `num_clients`, without any report of the `num_ranks` ranks yet."""
         return cls(
             loads=[RankLoad() for _ in range(num_ranks)],
             num_clients=num_clients,
@@ -64,7 +68,9 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Choose the rank of the next request, count the request there, and return the rank: `rank` if given."""
+        """Choose the rank of the next request and count the request there; return the rank. If `rank` is given, it is
+        chosen.
+        """
         if rank is None:
             size = len(self.loads)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)

@@ -23,8 +23,8 @@ _NUM_DRAWS = 1 << 16
 _STRIDE = 40_503
 """Distance between the first indices of two consecutive requests.
 
-It is odd, and the length of the list is a power of two. So no two of `_NUM_DRAWS` consecutive requests begin at the
-same index.
+It is odd, and the length of the list is a power of two. So the first indices of `_NUM_DRAWS` consecutive requests all
+differ.
 """
 _MOST_FILE_BYTES = 1 << 28
 
@@ -40,7 +40,7 @@ class DraftCounts:
     first: npt.NDArray[np.int64]
     """Index in `values` at which the list of each request begins: int64[num_requests]."""
     lengths: npt.NDArray[np.int64]
-    """Length of the list of each request: int64[num_requests]. 0: the request has no list."""
+    """Length of the list of each request: int64[num_requests]; 0 if the request has no list."""
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int]]) -> Self:
@@ -53,7 +53,8 @@ class DraftCounts:
     def draw(cls, rates: Sequence[float], seed: int, rows: range) -> Self:
         """Draw the numbers of accepted drafts of the requests in `rows` of a workload.
 
-        `rates[i]` is the share of steps that accept draft `i` and all drafts before it, as in `rates_of`.
+        `rates[i]` is the share of steps that accept draft `i` and all drafts before it, as in `rates_of`. Equal seeds
+        give equal numbers.
         """
         # One uniform number decides a whole step: it accepts the drafts whose rate is above the number. Rates never
         # rise from position to position, so these are the first drafts, without a gap.
@@ -67,7 +68,9 @@ class DraftCounts:
         return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
 
     def repeated(self, rows: range) -> Self:
-        """Return lists for the requests in `rows` of a workload. With `n` lists, request `row` gets list `row % n`."""
+        """Return lists for the requests in `rows` of a workload. Of `n` lists, the request in `row` gets list `row %
+        n`.
+        """
         chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
         return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
 
@@ -76,11 +79,11 @@ def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
     """Read the numbers of accepted and of proposed drafts from a file.
 
     Each line is for one request. Its entries are for the steps in which the request has 0, 1, 2, ... output tokens: the
-    number of accepted drafts, or `accepted/proposed`. If there are fewer lines than requests, the lines repeat. If a
-    line has fewer entries than the request has output tokens, the entries repeat.
+    number of accepted drafts, or `accepted/proposed`. Entries are separated by spaces or commas; `#` begins a comment.
+    The lines repeat if there are more requests, and the entries of a line if the request has more output tokens.
 
     Raises:
-        WorkloadError: the file cannot be read, or a number is impossible; the message names the line.
+        WorkloadError: the file cannot be read or has no numbers, or a number is impossible; the message names the line.
     """
     accepted: list[list[int]] = []
     proposed: list[list[int]] = []
@@ -102,7 +105,6 @@ def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
 
 
 def _lines_of(path: Path) -> list[str]:
-    """Read the lines of a file of accepted drafts."""
     try:
         if path.stat().st_size > _MOST_FILE_BYTES:
             raise WorkloadError(f"{path}: a file of accepted drafts may have 256 MiB.")
@@ -121,11 +123,11 @@ def _is_number(text: str) -> bool:
 def draft_counts_of(
     acceptance: str, synthetic_rates: Sequence[float], num_tokens: int, seed: int, rows: range
 ) -> tuple[DraftCounts, DraftCounts]:
-    """Return the numbers of accepted and of proposed drafts, for the requests in `rows` of a workload.
+    """Return the numbers of accepted and of proposed drafts for the requests in `rows` of a workload.
 
-    `acceptance` is the setting: a rate, rates by position, or a file. If `synthetic_rates` are given, vLLM itself draws
-    the accepted drafts with these, and they replace `acceptance`. `num_tokens` is the number of drafts for each request
-    and step.
+    `acceptance` is the setting: a rate, rates by position, or a file. If there are `synthetic_rates`, with which vLLM
+    itself draws accepted drafts, they replace `acceptance`. `num_tokens` is the number of drafts for each request and
+    step.
     """
     rates = synthetic_rates or rates_of(acceptance, num_tokens)
     if rates is not None:

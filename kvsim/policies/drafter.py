@@ -33,7 +33,8 @@ def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
 
 
 def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
-    """Return the draft layers of `config` for `model`; None if drafts are copied from the request's own tokens.
+    """Return the draft layers of `config` for `model`; None if there are none, because drafts are copied from earlier
+    tokens.
 
     Raises:
         UsageError: the draft model is not known, or its layers are not of plain attention.
@@ -63,7 +64,7 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
 
 
 def _head_parameters(model: Model, *, is_eagle3: bool) -> int:
-    """Return the number of parameters of an EAGLE head; with `is_eagle3`, of an EAGLE3 head."""
+    """Return the number of parameters of an EAGLE head or, with `is_eagle3`, of an EAGLE3 head."""
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim
     wide = 2 * hidden if is_eagle3 else hidden

@@ -1,4 +1,4 @@
-"""Numbers by which speculative decoding affects the scheduler and the cache.
+"""Effects of speculative decoding on the scheduler and the cache, as numbers.
 
 `Drafts` computes them from vLLM's configuration and release, so that an engine needs to know neither.
 """
@@ -28,15 +28,15 @@ class Drafts:
     lookahead_tokens: int = 0
     """Number of slots that every request holds after the slot of its last token."""
     step_tokens: int = 0
-    """Number of tokens that each request takes from the step's budget for the drafting itself."""
+    """Number of tokens of the step's budget that drafting itself takes for each request."""
     ahead_tokens: int = 0
-    """Number of tokens after a block that the block's key covers, too."""
+    """Number of tokens after the end of a block that the prefix key of the block also covers."""
     prompt_ahead_tokens: int = 0
     """Number of prompt tokens that the draft layers read after the chunk that a step computes."""
     drops_last_hit: bool = False
     """True if the last block of every prefix hit is computed again, because the draft layers need its hidden states."""
     limits_running: bool = False
-    """True if the number of running requests is limited, so that a step has room for `lookahead_tokens` of each."""
+    """True if fewer requests may run, so that a step has room for the `lookahead_tokens` of each."""
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` tokens are drafted for each
     request.
@@ -59,8 +59,10 @@ class Drafts:
         proposed: DraftCounts,
         has_connector: bool = False,
     ) -> Self:
-        """Return the effects of `config` in a release of vLLM. With a KV connector, the keys of blocks cover no later
-        tokens.
+        """Return how drafting with `config` changes the scheduler and the cache in a release of vLLM.
+
+        The prefix key of a block may then also cover tokens after the block (`ahead_tokens`), but not with a KV
+        connector.
         """
         check_feature(release, "speculative decoding")
         if has_connector:
@@ -86,7 +88,7 @@ class Drafts:
         again.
 
         Raises:
-            UsageError: kvsim does not know it.
+            UsageError: the groups are refused.
         """
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return
@@ -98,8 +100,10 @@ class Drafts:
             )
 
     def numbers_by_batch(self, most: int) -> list[int]:
-        """Return the numbers of drafted tokens for each request after steps of 0, 1, ..., `most` requests; empty
-        without `by_batch`.
+        """Return the number of tokens drafted for each request after a step of `size` requests, for each size from 0 to
+        `most`.
+
+        The list is empty without `by_batch`.
         """
         if not self.by_batch:
             return []
@@ -112,7 +116,9 @@ class Drafts:
 
 
 def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
-    """Return the effects of speculative decoding by `policy`, for the requests in `rows`; None if it drafts nothing."""
+    """Return the effects of speculative decoding by `policy` for the requests in `rows`; None if `policy` drafts
+    nothing.
+    """
     if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
         return None
     chosen = policy.scheduler

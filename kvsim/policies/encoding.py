@@ -20,7 +20,9 @@ class ImageInput:
     length: int
     """Number of prompt tokens of the image."""
     embedded: tuple[tuple[int, int], ...] = ()
-    """Ranges of the image's tokens that take an encoder output: (first token, number of tokens); empty if all do."""
+    """Ranges of the image's tokens that take an encoder output, as (first token, number of tokens); empty if all take
+    one.
+    """
 
     @property
     def end(self) -> int:
@@ -29,7 +31,7 @@ class ImageInput:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of the image's tokens that take an encoder output: (first token, number of tokens)."""
+        """Ranges of the image's tokens that take an encoder output, as (first token, number of tokens)."""
         return self.embedded or ((0, self.length),)
 
     @property
@@ -52,7 +54,7 @@ class Encoding:
     """Images of each request, in order of their positions."""
 
     def check(self, release: str) -> None:
-        """Check that kvsim knows how a release serves images, and that every image fits.
+        """Refuse images that kvsim cannot simulate in a release.
 
         Raises:
             UsageError: kvsim does not know the release's rules, or an image is too large for a step or for the cache.

@@ -23,7 +23,7 @@ from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
 
 
 class _Limited:
-    """Limits that follow from the settings of a built-in policy. A unit of memory is one slot by default."""
+    """Limits that follow from the settings of a built-in policy."""
 
     __slots__ = ()
     scheduler: Any
@@ -36,7 +36,7 @@ class _Limited:
 
     @property
     def unit_tokens(self) -> int:
-        """Number of tokens in a unit of the pool."""
+        """Number of tokens in a unit of the pool: a block, or one slot."""
         return 1
 
 
@@ -120,8 +120,7 @@ def most_running(policy: AnyPolicy) -> int:
 def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> Policy:
     """Return the built-in policy that `policy` is, or is based on, with all limits set.
 
-    A limit that `policy` leaves out is set to the model's `max_model_len`, or to vLLM's default for the GPU in
-    `defaults`.
+    A limit that `policy` leaves out becomes the model's `max_model_len`, or vLLM's default for the GPU in `defaults`.
     """
     base: Any = base_of(policy)
     if isinstance(base, Radix):
@@ -133,9 +132,9 @@ def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> 
 def describe(policy: AnyPolicy, base: Policy | None = None) -> Mapping[str, Any]:
     """Return the name of the policy and all its settings in one mapping, as in the `meta.json` of a recording.
 
-    A custom policy is described as the built-in policy on which it is based, with two more entries: `rules` is the
-    custom policy's name, and `allocator` its allocator's name. `base` is the built-in policy with all limits set; None
-    if the limits are not known.
+    A custom policy is described as the built-in policy on which it is based, with the custom policy's name as `rules`
+    and the name of its allocator, if it has one, as `allocator`. `base` is the built-in policy with all limits set;
+    None if the limits are not known.
     """
     base = base or base_of(policy)
     flat = {key: value for part in asdict(base).values() for key, value in part.items()}

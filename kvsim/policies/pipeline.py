@@ -37,7 +37,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, model: Model, release: str = DEFAULT) -> Pipeline:
-        """Return the pipeline in which vLLM serves `model`, if no environment variable changes it."""
+        """Return the pipeline in which vLLM serves `model`, unless an environment variable changes it."""
         has_experts = model.num_experts > 0 and model.architecture not in _V2_EXPERTS
         return cls(
             pipeline_parallel_size=model.pipeline_parallel_size,
@@ -65,8 +65,8 @@ class Pipeline:
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return the largest number of tokens that a sequence computes after its last one, before an output shows that
-        it has ended.
+        """Return the largest number of tokens that a sequence computes after its end, before an output shows that it
+        has ended.
 
         vLLM knows in advance that a sequence reaches its limit only if at most one of its tokens is in flight.
         """
@@ -76,7 +76,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return the number of steps back to the step whose tokens a step awaits; 0 if a step awaits none."""
+        """Return how many steps back the step is whose tokens a step awaits; 0 if a step awaits no tokens."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

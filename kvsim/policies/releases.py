@@ -17,7 +17,9 @@ from kvsim.errors import UnknownNameError, UsageError, shortened
 
 
 class ReusedFirst(Enum):
-    """Freed blocks that go to the head of the free queue; all other freed blocks go to the tail."""
+    """Rule that chooses the freed blocks that go to the head of the free queue. All other freed blocks go to the
+    tail.
+    """
 
     NONE = "Freed blocks are reused last."
     WINDOWS = "Freed blocks of sliding windows that hold no cached prefix are reused first."
@@ -26,9 +28,9 @@ class ReusedFirst(Enum):
 
 
 class Junction(Enum):
-    """Treatment of a prefix that is cached in all groups except the recurrent ones.
+    """Treatment of a prefix that all groups but the recurrent ones have cached.
 
-    The request computes this prefix again. The junction is the token at which the prefix ends.
+    A request computes such a prefix again. The token at which the prefix ends is the junction.
     """
 
     UNUSED = "Steps do not end at junctions."
@@ -39,7 +41,7 @@ class Junction(Enum):
 
 
 class LeftOut(Enum):
-    """Choice of the full blocks of sliding windows that are not cached."""
+    """Rule that chooses the full blocks of sliding windows that are not cached."""
 
     NONE = "All full blocks of windows are cached."
     SMALLER = "Blocks of windows that no prefix hit can need are not cached if they are smaller than the unit of hits."
@@ -55,7 +57,9 @@ class AlignedSplit(Enum):
 
 
 class SecondKey(Enum):
-    """Rule for a second key of a block that is larger than a hash block."""
+    """Rule by which a block gets a second prefix key. vLLM hashes prompts in hash blocks; a block can span several of
+    these.
+    """
 
     NONE = "Blocks have one key."
     END = "A block larger than a hash block has a second key, for the last hash-block boundary of the prompt."
@@ -68,17 +72,19 @@ def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of a field that is an enumeration. `members` has its value from each release on."""
+    """Return the metadata of a field that is an enumeration. `members` has its new value by the release that changed
+    it.
+    """
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 
 
 def _since(release: str, rule: str) -> Any:
-    """Declare a rule that a release introduced."""
+    """Declare a rule that applies from `release` on."""
     return field(default=False, metadata=_changes((release, True, rule)))
 
 
 def _until(release: str, rule: str) -> Any:
-    """Declare a rule that was in force until a release replaced it by `rule`."""
+    """Declare a rule that applied until `release` replaced it by `rule`."""
     return field(default=True, metadata=_changes((release, False, rule)))
 
 
@@ -310,7 +316,7 @@ class ReleaseRules:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change of one or several rules or defaults in a release."""
+    """A change of rules or defaults in one release."""
 
     since: str
     says: str
@@ -320,7 +326,7 @@ class Change:
 
 
 def _all_changes() -> tuple[Change, ...]:
-    """Return the changes that the fields declare, in order of the releases. Fields of equal text form one change."""
+    """Return the changes that the fields declare, in order of releases. Changes with equal texts become one."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for each in (*fields(Defaults), *fields(ReleaseRules)):
         for since, value, says in each.metadata["changes"]:
@@ -331,25 +337,28 @@ def _all_changes() -> tuple[Change, ...]:
 
 OLDEST, NEWEST = "0.12.0", "0.33.0"
 OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
-"""Oldest releases whose rules for layers of several kinds, and for pipelines, are known."""
+"""Oldest releases whose rules are known for layers of several kinds and for pipelines, in this order."""
 OFFLOAD = "0.25.1"
 """Release whose native offload is known; other patches of this minor release have the same rules."""
 VERIFIED = ((0, 25), (0, 33))
-"""The only two releases, by major and minor number, whose speculative decoding and KV connectors are known.
-
-Releases between them are refused.
-"""
+"""Releases, as (major, minor), whose speculative decoding and KV connectors are known. All others are refused."""
 OLDEST_WITH_IMAGES = "0.20.0"
 """Oldest release whose encoder cache is known."""
 DEFAULT = NEWEST
 """Release that is simulated unless another is named."""
 UNSTATED = "0.25.1"
-"""Release of a recording, or of an oracle's answer, that names no release; older kvsim versions knew only this one."""
+"""Release that is assumed if a recording, or an oracle's answer, states none: older kvsim versions knew only this
+one.
+"""
 _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
 def number_of(release: str) -> tuple[int, int, int]:
-    """Return major, minor and patch of a release, such as (0, 25, 1); a suffix is ignored."""
+    """Return major, minor and patch of a release, such as (0, 25, 1). A suffix is ignored, and a missing patch is 0.
+
+    Raises:
+        UsageError: `release` does not begin with a release number.
+    """
     found = _NUMBER.match(release)
     if not found:
         raise UsageError(f"vllm should be a release such as {NEWEST}, not {shortened(release)}.")
@@ -362,13 +371,16 @@ CHANGES = _all_changes()
 
 
 def is_known(release: str) -> bool:
-    """Tell whether a release is between the oldest and the newest known release. Every patch of the newest is known."""
+    """Tell whether a release is between the oldest and the newest known release. All patches of the newest count as
+    known.
+    """
     return number_of(OLDEST) <= number_of(release) and number_of(release)[:2] <= number_of(NEWEST)[:2]
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a list with a warning that names the release whose rules kvsim follows instead of unknown `release`; empty
-    if it is known.
+    """Return a warning that names the release whose rules are followed in place of `release`, in a list.
+
+    The list is empty if `release` is known.
     """
     if is_known(release):
         return []
@@ -377,7 +389,7 @@ def nearest_words(release: str) -> list[str]:
 
 
 def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, offloads: bool = False) -> None:
-    """Check that the rules of a release are known for an engine with these features."""
+    """Raise a `UsageError` if the rules of a release are not known for an engine with these features."""
     if not is_known(release):
         raise UsageError(f"the rules of vLLM {release} are not known; those of {OLDEST} to {NEWEST} are.")
     for is_there, what, oldest in (
@@ -392,13 +404,17 @@ def check_known(release: str, *, has_groups: bool = False, num_stages: int = 1, 
 
 
 def check_has(release: str, name: str, since: str) -> None:
-    """Check that a release has the setting `name`, which exists since release `since`."""
+    """Raise a `UsageError` if a release lacks the setting `name`, which exists since release `since`."""
     if number_of(release) < number_of(since):
         raise UsageError(f"vLLM {release} has no {name}: {since} is the first that has it; leave it out.")
 
 
 def changes_between(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes after release `old`, up to and including release `new`."""
+    """Return the changes after release `old`, up to and including release `new`.
+
+    Raises:
+        UsageError: a release is not known, or `new` is older than `old`.
+    """
     check_known(old)
     check_known(new)
     if number_of(new) < number_of(old):
@@ -407,20 +423,20 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
 
 
 def check_feature(release: str, feature: str) -> None:
-    """Check that a release is in `VERIFIED`. `feature` is speculative decoding or KV connectors."""
+    """Raise a `UsageError` if a release is not in `VERIFIED`. `feature` names what needs it, such as KV connectors."""
     if number_of(release)[:2] not in VERIFIED:
         known = " and ".join(f"{major}.{minor}" for major, minor in VERIFIED)
         raise UsageError(f"kvsim knows {feature} of vLLM {known}, not of {release}.")
 
 
 def check_images(release: str) -> None:
-    """Check that the rules of the encoder cache in a release are known."""
+    """Raise a `UsageError` if the rules of the encoder cache in a release are not known."""
     if number_of(release) < number_of(OLDEST_WITH_IMAGES):
         raise UsageError(f"kvsim knows the encoder cache of vLLM {OLDEST_WITH_IMAGES} to {NEWEST}, not of {release}.")
 
 
 def check_offload(release: str) -> None:
-    """Check that the rules of the native offload in a release are known."""
+    """Raise a `UsageError` if the rules of the native offload in a release are not known."""
     if number_of(release)[:2] != number_of(OFFLOAD)[:2]:
         raise UsageError(
             f"kvsim knows the native offload of vLLM {OFFLOAD}, not that of {release}; leave --kv-offloading-size out, "
@@ -430,9 +446,8 @@ def check_offload(release: str) -> None:
 
 @cache
 def rules_of(release: str) -> ReleaseRules:
-    """Return the rules of a release; for an unknown release, those of the nearest known one.
-
-    A name made by `varied` is accepted, too.
+    """Return the rules of a release, or of a name made by `varied`. An unknown release has the rules of the nearest
+    known one.
 
     Raises:
         UsageError: `release` does not begin with a release number.
@@ -442,7 +457,9 @@ def rules_of(release: str) -> ReleaseRules:
 
 @cache
 def defaults_of(release: str) -> Defaults:
-    """Return the defaults of a release or of a `varied` name; for an unknown release, those of the nearest."""
+    """Return the defaults of a release, or of a name made by `varied`; for an unknown release, those of the nearest
+    known one.
+    """
     return Defaults(**_values_at(release, Defaults))
 
 
@@ -470,7 +487,9 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes after `old` that still have an effect in `new`, with only the fields that they determine."""
+    """Return the changes after `old` that still have an effect in `new`. Each has only the values that `new` has from
+    it.
+    """
     before, after = _by_name(old), _by_name(new)
     left = {name: value for name, value in after.items() if value != before[name]}
     found = []
@@ -483,8 +502,9 @@ def net_changes(old: str, new: str) -> tuple[Change, ...]:
 
 
 def _values_at(release: str, kind: type) -> dict[str, Any]:
-    """Return the values of those fields of `kind` that have changed up to a release, or that a name made by `varied`
-    replaces.
+    """Return the values of those fields of `kind` that differ from the oldest release, by name.
+
+    These are changed by a release up to `release`, or replaced in a name made by `varied`.
     """
     names = {each.name for each in fields(kind)}
     changes = (change for change in CHANGES if number_of(change.since) <= number_of(release))
@@ -498,7 +518,7 @@ def _values_at(release: str, kind: type) -> dict[str, Any]:
 
 
 def _values(name: str) -> dict[str, Any]:
-    """Return the possible values of a rule or a default. The keys are the texts that `varied` writes for the values."""
+    """Return the possible values of a rule or a default, by the texts that `varied` writes for them."""
     start = {each.name: each.default for each in (*fields(ReleaseRules), *fields(Defaults))}[name]
     if isinstance(start, bool):
         return {"no": False, "yes": True}

@@ -1,6 +1,6 @@
 """Routers for simulations of several servers: a router chooses the server of the next request.
 
-It sees the next request and the state of every server, but not the length of the answer.
+A router sees the next request without its answer, and the state of every server.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SEES_PREFIXES = frozenset({"prefix", "llm-d", "dynamo"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedRequest:
-    """The next request, as a router sees it: without its answer."""
+    """The next request, as a router sees it: without the length of its answer."""
 
     row: int
     """Row of the workload, from 0."""
@@ -48,7 +48,7 @@ class RoutedServer(Protocol):
 
     @property
     def num_requests(self) -> int:
-        """Number of requests that were sent to the server and have not ended: waiting and running."""
+        """Number of requests on the server that have not ended: waiting and running."""
 
     @property
     def num_running(self) -> int:
@@ -60,7 +60,7 @@ class RoutedServer(Protocol):
 
     @property
     def unit_tokens(self) -> int:
-        """Number of tokens in a unit of the pool: in a block, or 1 without blocks."""
+        """Number of tokens in a unit of the pool: in a block, or 1 if there are no blocks."""
 
     @property
     def num_used_units(self) -> int:
@@ -78,12 +78,12 @@ class RoutedServer(Protocol):
     def hit_tokens(self) -> int:
         """Number of leading tokens of the next request's prompt in the server's prefix cache.
 
-        With `--route-lag`, the number is that of an earlier time.
+        With `--route-lag`, this is the number at an earlier time.
         """
 
     @property
     def held_tokens(self) -> int:
-        """Number of those `hit_tokens` whose blocks running requests hold now."""
+        """Number of the `hit_tokens` whose blocks running requests hold now."""
 
 
 class Router(Protocol):
@@ -122,7 +122,7 @@ class PowerOfTwo:
         self._random = random.Random(seed)
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the number of the server with fewer requests, of two different servers drawn at random."""
+        """Return the number of the chosen server."""
         return shortest_queue(request, self._random.sample(servers, min(2, len(servers))))
 
 
@@ -142,19 +142,20 @@ class SessionAffinity:
 
 
 def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the number of the server with the most tokens of the prompt in its prefix cache; among equals, the one
-    with the fewest requests.
+    """Return the number of the server with the most tokens of the prompt in its prefix cache.
+
+    Among equals, it is the server with the fewest requests.
     """
     return min(servers, key=lambda server: (-server.hit_tokens, server.num_requests)).number
 
 
 def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-    """Return the number of the server with the highest weighted score of llm-d's default profile.
+    """Return the number of the server with the highest score by llm-d's default profile.
 
-    The score adds three numbers from 0 to 1: 2 times that of the queue (1 for the shortest, 0 for the longest), 2 times
-    the free share of the pool, and 3 times the cached share of the prompt's blocks. Source: the default scheduling
-    profile of the Gateway API inference extension, which llm-d documents. llm-d draws among equal scores; here the
-    server with the fewest requests is chosen.
+    The score is 2 x queue + 2 x free + 3 x cached. The three terms are from 0 to 1: `queue` is 1 for the shortest queue
+    and 0 for the longest, `free` is the free share of the pool, `cached` the cached share of the prompt's blocks.
+    Source: the default scheduling profile of the Gateway API inference extension, which llm-d documents. llm-d draws
+    among equal scores; here the server with the fewest requests is chosen.
     """
     waiting = [server.num_waiting for server in servers]
     most, span = max(waiting), max(waiting) - min(waiting)
@@ -171,10 +172,11 @@ def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
     """Return the number of the server with the lowest cost by NVIDIA Dynamo's KV router with its defaults.
 
-    The cost is the sum of two numbers of blocks, both with this request on the server: the prompt blocks that remain to
-    be computed, and the blocks in use. A block that several requests share counts once (overlap weight 1, temperature
-    0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router estimates both
-    numbers from the requests that it has sent, without their answers; here they are read from the server.
+    The cost is the sum of two numbers of blocks, both counted as if this request were on the server: the prompt blocks
+    that are not computed yet, and the blocks in use. A block that several requests share counts once (overlap weight 1,
+    temperature 0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router
+    estimates both numbers from the requests that it has sent, without their answers; here they are read from the
+    server.
     """
 
     def cost(server: RoutedServer) -> float:
@@ -189,7 +191,8 @@ def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 class DataParallel:
     """Router that chooses among data-parallel ranks as vLLM's front end does (`data_parallel.RankBalancer`).
 
-    It sees the number of requests on each rank in the coordinator's last report, which arrives every 0.1 s.
+    It sees the load of each rank in the coordinator's last report, which arrives every 0.1 s, and always its own
+    unanswered requests.
     """
 
     def __init__(self, release: str = NEWEST) -> None:
@@ -209,12 +212,12 @@ class DataParallel:
 
 
 def rank_names(servers: Sequence[str], num_ranks: int) -> list[str]:
-    """Return the names of the data-parallel ranks of all `servers`, in order: `num_ranks` for each server."""
+    """Return the names of the data-parallel ranks of all `servers`, in order. Each server has `num_ranks`."""
     return [f"{server}-rank-{rank}" for server in servers for rank in range(num_ranks)]
 
 
 class _RanksTogether:
-    """Several data-parallel ranks that appear as one `RoutedServer`. Their pools have the same size."""
+    """Several data-parallel ranks as one `RoutedServer`. The pools of the ranks have the same size."""
 
     def __init__(self, number: int, ranks: Sequence[RoutedServer]) -> None:
         """Combine `ranks` into server number `number`."""
@@ -258,14 +261,15 @@ class _RanksTogether:
 
 
 class ServersOfRanks:
-    """Router for servers with data-parallel ranks: it chooses a server, and then the front end of that server chooses a
-    rank.
+    """Router for servers with data-parallel ranks. It chooses a server, and the server's front end then chooses a rank.
 
-    It sees a server as a whole: sums over its ranks, and the longest cached prefix on any rank.
+    The server is chosen by sums over its ranks, and by the longest cached prefix on any rank.
     """
 
     def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
-        """Choose the server by `route`, and one of its `num_ranks` ranks by the rule of vLLM `release`."""
+        """Choose servers by `route`. Each has `num_ranks` ranks, of which its front end chooses one as in vLLM
+        `release`.
+        """
         self._router, self._num_ranks = router_of(route), num_ranks
         self._new_front_end = partial(DataParallel, release)
         self._front_ends: dict[int, DataParallel] = {}

@@ -38,7 +38,7 @@ _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 
 def _acceptance_text(acceptance: Any) -> str:
-    """Return the text of the setting `acceptance`, which may be a number, a sequence of numbers or a path."""
+    """Return the setting `acceptance`, which may be a number, a sequence of numbers or a path, as a text."""
     if isinstance(acceptance, list | tuple):
         return ",".join(str(share) for share in acceptance)
     return str(acceptance)
@@ -76,11 +76,11 @@ class Reserve(Enum):
     ORACLE = "oracle"
     """The exact future length of the sequence: an upper bound that no real system reaches."""
     DOUBLING = "doubling"
-    """The next power of two above the current length. It doubles whenever the sequence has filled it; see `Growth`."""
+    """The next power of two above the current length. When the sequence has filled it, it doubles; see `Growth`."""
 
 
 class Growth(Enum):
-    """Action if a sequence has filled its reservation and the memory right after the reservation is not free."""
+    """Action if a sequence has filled its reservation and the memory right after it is not free."""
 
     MOVE = "move"
     """The reservation is copied to a larger free range. If there is none, a request is preempted."""
@@ -89,7 +89,7 @@ class Growth(Enum):
 
 
 class PrefixEviction(Enum):
-    """Eviction rule of the prefix cache: which free block loses its prefix when a request needs a block."""
+    """Rule that chooses which free block loses its cached prefix when a request needs a block."""
 
     LRU = "lru"
     """The least recently freed block, as in vLLM."""
@@ -106,13 +106,13 @@ class Eviction(Enum):
     """Adaptive replacement (ARC): one list of blocks used once, and one of blocks used again, each with a target
     length.
 
-    The list that is too long loses its least recently used block.
+    The list that exceeds its target loses its least recently used block.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinuousSettings:
-    """Settings of continuous batching. Limits that are None follow from the machine, as in vLLM (see `limited`)."""
+    """Settings of continuous batching. Limits that are None follow from the machine, as in vLLM; see `limited`."""
 
     max_num_seqs: int = setting(None, "Sequences in one step.", shown="vLLM's, by the GPU", at_least=1, at_most=1 << 20)
     max_num_batched_tokens: int = setting(
@@ -220,7 +220,7 @@ class ContinuousSettings:
         return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
 
     def _check_drafts(self, drafting: SpeculativeConfig) -> None:
-        """Check that the release supports this configuration of speculative decoding."""
+        """Raise a `UsageError` if the release does not support this configuration of speculative decoding."""
         check_feature(self.vllm, "speculative decoding")
         drafting.check_known_to(self.vllm)
         if not drafting.synthetic_rates:
@@ -247,10 +247,10 @@ class ContinuousSettings:
         )
 
     def check_starts(self) -> None:
-        """Check that vLLM starts with these limits, as the validator of its `SchedulerConfig` does.
+        """Check these limits as the validator of vLLM's `SchedulerConfig` does.
 
         Raises:
-            UsageError: vLLM does not start; the message gives the reason.
+            UsageError: vLLM does not start with these limits; the message gives the reason.
         """
         tokens = self.max_num_batched_tokens
         if tokens < self.max_num_seqs:
@@ -459,14 +459,14 @@ class StaticSettings:
         check_settings(self)
 
     def limited(self, max_model_len: int, _defaults: EngineDefaults) -> Self:
-        """Return these settings with `max_model_len` set: if it was None, to the argument, the longest sequence of the
+        """Return these settings. If `max_model_len` is None, it becomes the argument, the longest sequence of the
         model.
         """
         return replace(self, max_model_len=self.max_model_len or max_model_len)
 
 
 class EngineDefaults(Enum):
-    """vLLM's default (`max_num_seqs`, `max_num_batched_tokens`), for each entry point and size of GPU.
+    """vLLM's defaults (`max_num_seqs`, `max_num_batched_tokens`) for each entry point and size of GPU.
 
     "Large" is a GPU of at least 70 GiB that is not an A100.
     """
@@ -489,11 +489,11 @@ class EngineDefaults(Enum):
     def limits(
         self, max_num_seqs: int | None, max_num_batched_tokens: int | None, max_model_len: int, *, chunked: bool
     ) -> tuple[int, int]:
-        """Return the largest number of sequences, and of tokens, in a step. A limit that is None becomes vLLM's
-        default.
+        """Return the largest numbers of sequences and of tokens in a step. A limit that is None becomes vLLM's default.
 
-        The default number of tokens is at most that of all sequences at their full length. Without chunked prefill, it
-        is at least that of the longest prompt. The default number of sequences is at most the number of tokens.
+        The default number of tokens is at most the number of all sequences' tokens at full length. Without chunked
+        prefill, it is at least that of the longest prompt. The default number of sequences is at most the number of
+        tokens.
         """
         num_seqs, num_tokens = max_num_seqs, max_num_batched_tokens
         if num_tokens is None:
@@ -503,7 +503,7 @@ class EngineDefaults(Enum):
 
     @classmethod
     def of(cls, entry_point: str, gpu: Gpu, release: str = DEFAULT) -> EngineDefaults:
-        """Return the defaults of a release for `entry_point` (`llm` or `server`) on `gpu`."""
+        """Return the defaults of a release for `entry_point`, "llm" or "server", on `gpu`."""
         if gpu.memory_bytes >= 160 << 30 and defaults_of(release).has_huge_cards:
             return cls.LLM_LARGE
         large = gpu.memory_bytes >= 70 << 30 and not gpu.name.startswith("A100")

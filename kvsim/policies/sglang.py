@@ -26,6 +26,8 @@ RETRACTION_POLICIES = _words("length", "priority")
 WRITE_POLICIES = _words("write_through", "write_through_selective", "write_back")
 NO_WINDOWS = "kvsim does not follow HiCache beside layers with windows; leave out --enable-hierarchical-cache."
 """Message of the error for a host tier with a model that has a second pool for windows."""
+_KEPT_FOR_ANSWER = 5
+"""Number of tokens of the longest sequence that are left for the answer."""
 _GIGA = 1e9
 
 
@@ -91,12 +93,14 @@ class SGLangSettings:
 
     @property
     def first_ratio(self) -> float:
-        """Initial `new_token_ratio`: expected share that a running request uses of its remaining output limit."""
+        """Initial `new_token_ratio`: the share of its remaining output limit that a running request is expected to
+        use.
+        """
         return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
 
     @property
     def least_ratio(self) -> float:
-        """Value of `new_token_ratio` below which it never falls."""
+        """Smallest value of `new_token_ratio`."""
         return min(self.first_ratio * self.min_new_token_ratio_factor, 1.0)
 
 
@@ -153,7 +157,7 @@ class RadixSettings:
     def num_host_pages(self, num_pages: int, page_bytes: int) -> int:
         """Return the number of pages in host memory for a pool of `num_pages` pages; 0 without a host tier.
 
-        A page takes `page_bytes` on each GPU, and each GPU has its own part of host memory.
+        A page takes `page_bytes` on each GPU. Each GPU has its own part of host memory.
 
         Raises:
             BudgetError: host memory is too small for a slot.
@@ -198,12 +202,12 @@ class Radix:
         return self.cache.page_size
 
     def longest_tokens(self, num_slots: int) -> int:
-        """Return the number of tokens of the longest sequence in a pool of `num_slots` slots."""
+        """Return the length in tokens of the longest sequence in a pool of `num_slots` slots."""
         return min(self.scheduler.context_length, num_slots) - 1
 
     def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
-        """Return the number of slots of the first pool if both pools together take `kv_bytes` bytes. It is a multiple
-        of the page size.
+        """Return the number of slots of the first pool, a multiple of the page size, if both pools take `kv_bytes`
+        bytes.
 
         The second pool is for layers with windows.
         """
@@ -214,10 +218,11 @@ class Radix:
         return layers.num_slots(kv_bytes, self.cache.swa_full_tokens_ratio) // unit * unit
 
     def num_window_slots(self, num_slots: int, window_tokens: int) -> int:
-        """Return the number of slots of the second pool, for layers with windows of `window_tokens` tokens.
+        """Return the number of slots of the second pool, for layers with windows of `window_tokens` tokens; 0 without
+        windows.
 
-        It is a share of the `num_slots` slots of the first pool. Without a prefix cache, it is the largest number that
-        all requests can use at once.
+        It is a share of the `num_slots` slots of the first pool or, without a prefix cache, the largest number that all
+        requests can use at once.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if window_tokens == 0:
@@ -235,19 +240,16 @@ class Radix:
         return -(-most // unit) * unit
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-        """Return the largest number of output tokens for each prompt, in a pool of `num_slots` slots.
+        """Return the largest number of output tokens for each prompt in a pool of `num_slots` slots:
+        int64[len(prompt_tokens)].
 
-        A request with a limit of 0 still gets one output token.
+        A request whose number is 0 still gets one output token.
         """
         pages = -(-prompt_tokens // self.unit_tokens)
         pool_limit = num_slots - pages * self.unit_tokens - self.unit_tokens - 1
         model_limit = self.longest_tokens(num_slots) - prompt_tokens - 1
         return pool_limit.clip(max=model_limit).clip(min=0)
 
-    def most_prompt_tokens(self, num_slots: int) -> int:
+    def refused_prompt_tokens(self, num_slots: int) -> int:
         """Return the smallest prompt length in tokens that is refused, in a pool of `num_slots` slots."""
         return self.longest_tokens(num_slots) - _KEPT_FOR_ANSWER
-
-
-_KEPT_FOR_ANSWER = 5
-"""Number of tokens of the longest sequence that are kept free for the answer."""

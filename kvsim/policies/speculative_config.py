@@ -1,6 +1,4 @@
-"""vLLM's `--speculative-config`: parsed, checked as vLLM checks it, and reduced to the keys that affect a
-simulation.
-"""
+"""vLLM's `--speculative-config`, checked as vLLM checks it and reduced to the keys that affect a simulation."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from kvsim.policies.acceptance import checked_rates
 from kvsim.policies.releases import rules_of
 
 READS_STATES = ("eagle", "eagle3", "mtp")
-"""Methods whose draft layers read the hidden states of the model together with the next token."""
+"""Methods whose draft layers read hidden states of the model together with the next token."""
 _LOOKS_UP = ("ngram", "ngram_gpu", "suffix")
 """Methods that copy drafts from earlier tokens, without draft layers."""
 METHODS = (*READS_STATES, "dflash", "draft_model", *_LOOKS_UP)
@@ -43,7 +41,7 @@ _WITHOUT_EFFECT = (
     "suffix_decoding_max_cached_requests", "suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth",
     "suffix_decoding_min_token_prob", "use_heterogeneous_vocab", "use_local_argmax_reduction",
 )  # fmt: skip
-"""Keys without effect on the scheduler and on the pool: they choose drafts, kernels or files."""
+"""Keys that affect neither the scheduler nor the pool: they choose drafts, kernels or files."""
 _SINCE_33 = ("disable_eagle_block_drop", "disable_lookahead_block_hashes", "kv_cache_dtype")
 _ASYNC_BEFORE_33 = ("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dflash")
 """Methods with which vLLM 0.25 schedules asynchronously."""
@@ -59,28 +57,29 @@ class SpeculativeConfig:
     model: str | None = None
     """Name of the draft model."""
     by_batch: tuple[tuple[int, int, int], ...] = ()
-    """Entries (from, to, tokens) of `num_speculative_tokens_per_batch_size`.
+    """Entries (from, to, tokens) of `num_speculative_tokens_per_batch_size`: after a step of `from` to `to` requests,
+    `tokens` tokens are drafted for each request.
 
-    After a step of `from` to `to` requests, `tokens` tokens are drafted for each request. Empty if the number is always
-    `num_tokens`.
+    Empty if the number is always `num_tokens`.
     """
     is_parallel: bool = False
     """True if all drafts of a request come from one pass of the draft model (`parallel_drafting`)."""
     drops_no_block: bool = False
-    """True if the last block of a prefix hit is kept, not computed again (`disable_eagle_block_drop`)."""
+    """True if the last block of a prefix hit is used instead of computed again (`disable_eagle_block_drop`)."""
     has_plain_hashes: bool = False
     """True if the key of a block covers no tokens after the block (`disable_lookahead_block_hashes`)."""
     tensor_parallel_size: int | None = None
-    """Number of GPUs over which the draft model is split; None for as many as the model."""
+    """Number of GPUs over which the draft model is split; None for the number of the model's GPUs."""
     kv_cache_dtype: str | None = None
     quantization: str | None = None
     synthetic_rates: tuple[float, ...] = ()
-    """Acceptance rates by position with which vLLM itself draws accepted drafts.
+    """Acceptance rates by position with which vLLM itself draws accepted drafts (`rejection_sample_method`
+    "synthetic").
 
-    Given if `rejection_sample_method` is "synthetic". Empty if the model verifies drafts.
+    Empty if the model verifies drafts.
     """
     num_modules: int = 1
-    """Number of modules for multi-token prediction (MTP) that draft one after the other."""
+    """Number of modules for multi-token prediction (MTP), which draft one after the other."""
 
     @property
     def looks_up(self) -> bool:
@@ -94,31 +93,35 @@ class SpeculativeConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Number of tokens that each request takes from the step's budget for the drafting itself."""
+        """Number of tokens of the step's budget that drafting itself takes for each request."""
         is_model = self.method == "draft_model"
         if self.is_parallel:
             return self.num_tokens if is_model else self.num_tokens - 1
         return int(is_model)
 
     def tokens_ahead(self, release: str) -> int:
-        """Return the number of tokens after a block that the block's key covers too, in a release of vLLM."""
+        """Return the number of tokens after the end of a block that the prefix key of the block also covers in a
+        release.
+        """
         covers = rules_of(release).keys_cover_drafts and self._drops(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 
     def drops_last_hit(self, release: str) -> bool:
-        """Tell whether, in a release, the last block of every prefix hit is computed again for the draft layers."""
+        """Tell whether the last block of every prefix hit is computed again in a release, because draft layers need its
+        states.
+        """
         return self._drops(release) and not self.tokens_ahead(release)
 
     def _drops(self, release: str) -> bool:
-        """Tell whether draft layers need the last block of a prefix hit to be computed again, in a release whose keys
-        cover no later tokens.
+        """Tell whether draft layers need more than a prefix hit has: the last block computed again, or keys that cover
+        more tokens.
         """
         if rules_of(release).keys_cover_drafts:
             return self.method in READS_STATES and not self.drops_no_block
         return self.method in (*READS_STATES, "dflash")
 
     def check_starts(self, release: str, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Check that drafting leaves tokens of a step for requests.
+        """Refuse a budget of tokens that drafting uses up.
 
         Raises:
             UsageError: drafting takes all tokens of a step, so vLLM does not start.
@@ -133,11 +136,13 @@ class SpeculativeConfig:
             )
 
     def most_past_end(self, steps: int) -> int:
-        """Return the largest number of tokens that a sequence computes after its end, with `steps` steps in flight."""
+        """Return the largest number of tokens that a sequence computes after its end if `steps` steps may be in
+        flight.
+        """
         return steps * (1 + self.num_tokens) - 1
 
     def check_known_to(self, release: str) -> None:
-        """Check that vLLM `release` knows the keys of this configuration."""
+        """Raise a `UsageError` if vLLM `release` does not know a key of this configuration."""
         for name, is_asked in zip(
             _SINCE_33, (self.drops_no_block, self.has_plain_hashes, self.kv_cache_dtype is not None), strict=True
         ):
@@ -198,7 +203,11 @@ class SpeculativeConfig:
 
 
 def canonical(config: Any) -> str:
-    """Return a configuration, given as JSON or as a mapping, as JSON with sorted keys. An empty text stays empty."""
+    """Return a configuration, given as JSON or as a mapping, as JSON with sorted keys. An empty text stays empty.
+
+    Raises:
+        UsageError: `config` is no JSON object.
+    """
     if config == "":
         return ""
     if isinstance(config, str):
@@ -212,7 +221,11 @@ def canonical(config: Any) -> str:
 
 
 def read_config(text: str) -> dict[str, Any]:
-    """Read the JSON object of `--speculative-config`."""
+    """Return the JSON object `text` of `--speculative-config`.
+
+    Raises:
+        UsageError: `text` is not a JSON object.
+    """
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -253,7 +266,7 @@ def _method_of(given: Mapping[str, Any]) -> str:
 
 
 def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, int], ...]:
-    """Check the entries of `num_speculative_tokens_per_batch_size`; return them as tuples (from, to, tokens)."""
+    """Return the entries of `num_speculative_tokens_per_batch_size` as tuples (from, to, tokens), after a check."""
     name, before = "num_speculative_tokens_per_batch_size", 0
     for entry in entries:
         numbers = tuple(entry) if isinstance(entry, list | tuple) else ()
@@ -271,7 +284,7 @@ def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, in
 
 
 def _synthetic_rates(given: Mapping[str, Any], num_tokens: int) -> tuple[float, ...]:
-    """Return the rates with which vLLM itself draws accepted drafts, by position; empty if the model verifies."""
+    """Return the rates by position with which vLLM itself draws accepted drafts; empty if the model verifies drafts."""
     rates, length = given.get("synthetic_acceptance_rates"), given.get("synthetic_acceptance_length")
     if given.get("rejection_sample_method") != "synthetic":
         if rates is not None or length is not None:

@@ -151,7 +151,7 @@ def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int
 
 
 def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
-    """Return the number of full blocks of each prompt of `tokens` tokens that at least `ahead` tokens follow."""
+    """Return the number of blocks of each prompt that are full and have at least `ahead` prompt tokens after them."""
     return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
 
 
