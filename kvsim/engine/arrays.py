@@ -116,9 +116,7 @@ def make_one(record: type[Record], *, compiled: bool) -> Record:
 
 
 def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
-    """Return records to which the engine appends: an empty `Growing` list; with `compiled`, an array of `size`
-    records.
-    """
+    """Return records to append to: an empty `Growing` list; with `compiled`, an array of `size` records."""
     made: Any = np.zeros(size, dtype_of(record)) if compiled else Growing(record)
     return cast("Records[Record]", made)
 

@@ -96,9 +96,7 @@ def next_arrival_s(engine: Engine) -> float:
 
 @part
 def ask_again(engine: Engine, num_users: int) -> None:
-    """Send the next `num_users` requests of the workload. Each arrives `think_s` after now, when a user got an
-    answer.
-    """
+    """Send the next `num_users` requests of the workload, to arrive after the think time (`Settings.think_s`)."""
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
@@ -122,10 +120,8 @@ def _after_step(engine: Engine) -> int:
 
 @part
 def next_moment(engine: Engine) -> int:
-    """Schedule a step, or process the output of the oldest step in flight; return the outcome.
-
-    One call of vLLM's engine does both: it schedules a step if there is work, and then processes an output, unless it
-    may schedule ahead.
+    """Schedule a step, or process the output of the oldest step in flight; return the outcome. One call of vLLM's
+    engine does both: it schedules a step if there is work, and then processes an output, unless it may schedule ahead.
     """
     state = engine.state
     if not state.awaiting and engine.scheduler.has_work(engine):

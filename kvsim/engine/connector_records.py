@@ -141,13 +141,10 @@ class ConnectorTables(NamedTuple):
     settings: ConnectorSettings
     state: ConnectorState
     transfers: Records[Transfer]
-    """One record for each sequence."""
     loads: Numbers
     """Numbers of the sequences whose loads have begun, in order, until the caller reads them."""
     notices: Numbers
-    """Numbers of the sequences that fetch nothing from another server. That server can free the blocks of their
-    prompts.
-    """
+    """Numbers of the sequences whose prompts another server need not keep, because nothing is fetched from it."""
     sends: Numbers
     """Numbers of the sequences that have ended and keep their blocks for another server from the next step on."""
     live: Numbers

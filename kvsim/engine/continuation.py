@@ -16,16 +16,12 @@ _NOT_COPIED_BY_NAME = (
     *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
     *("steps", "outputs", "gaps", "memory_rows"),
 )
-"""Fields that `moved` does not copy by their name: parts that both engines share or that `_parts_of` lists, and rows
-that the caller has read.
-"""
+"""Fields that `moved` does not copy by name: shared parts, parts of `_parts_of`, and rows that the caller has read."""
 
 
 def moved(source: Engine, target: Engine) -> Engine:
     """Copy the state of the interpreted `source` into `target`, a compiled engine that has not begun; return the
-    result.
-
-    The caller has read all recorded rows, except rows of the schedule that may still change.
+    result. The caller has read all recorded rows, except rows of the schedule that may still change.
     """
     num_rows = source.state.num_schedule_rows
     target.settings.most_schedule_rows = source.settings.most_schedule_rows
@@ -41,9 +37,7 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
-    """Return the state of the optional parts (external KV, host tier and so on), without rows that the caller has
-    read.
-    """
+    """Return the state of the optional parts, such as the host tier, without rows that the caller has read."""
     encoder = (part for name, part in engine.encoder._asdict().items() if name != "rows")
     return (*engine.external, *engine.host, *engine.connector, *engine.radix, *encoder)
 
@@ -63,9 +57,8 @@ def _copy(old: Any, new: Any, end: int | None = None) -> None:
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
-    """Return `engine`, with more room for rows of the schedule if needed.
-
-    The capacity is doubled if `num_rows`, the rows that may still change, fill more than half of it.
+    """Return `engine`, with more room for rows of the schedule if needed. The capacity is doubled if `num_rows`, the
+    rows that may still change, fill more than half of it.
     """
     rows, settings = engine.schedule_rows, engine.settings
     if not settings.records_schedule:

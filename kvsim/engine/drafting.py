@@ -99,7 +99,6 @@ def end_step(engine: Engine) -> None:
 @part
 def verify(engine: Engine, sequence: Sequence, index: int) -> None:
     """Append the output of a sequence to its known tokens: accepted drafts, and the token generated after them.
-
     Rejected drafts are undone. `index` is the index of the sequence in `Engine.emitting`.
     """
     settings = engine.settings
@@ -132,9 +131,7 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last `num_tokens` computed tokens as rejected. Their slots count as written until they are written
-    again.
-    """
+    """Count the last `num_tokens` computed tokens as rejected. Their slots stay written until overwritten."""
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens

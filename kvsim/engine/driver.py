@@ -33,19 +33,15 @@ _ADVANCE, _MOMENT, _PLAY = range(3)
 
 
 class Driver:
-    """Control of one engine: send requests, run it, read its state.
-
-    `advance` runs the engine on the simulated clock. A caller may instead schedule and update single steps; the clock
-    then does not move.
+    """Control of one engine: send requests, run it, read its state. `advance` runs the engine on the simulated clock. A
+    caller may instead schedule and update single steps; the clock then does not move.
     """
 
     def __init__(
         self, engine: Engine, *, compiled: bool = False, compile_later: Callable[[], Engine | None] = lambda: None
     ) -> None:
-        """Run `engine`, which is `compiled` or interpreted.
-
-        A run of more than one slice continues in the compiled engine that `compile_later` returns. If that is None, the
-        run stays in `engine`.
+        """Run `engine`, which is `compiled` or interpreted. A run of more than one slice continues in the compiled
+        engine that `compile_later` returns. If that is None, the run stays in `engine`.
         """
         self.engine = engine
         """The engine in its current state. Its arrays keep the rows of a slice until the next slice begins."""
@@ -87,9 +83,8 @@ class Driver:
         state.num_submitted = min(num_users, state.num_submitted)
 
     def advance(self, until_s: float = math.inf) -> int:
-        """Run until the caller has to act; return the outcome (see `clock`).
-
-        The rows of all calls up to an outcome of `FULL` form one slice. The next call then begins another slice.
+        """Run until the caller has to act; return the outcome (see `clock`). The rows of all calls up to an outcome of
+        `FULL` form one slice. The next call then begins another slice.
         """
         if self._is_long and not self._has_asked:
             self._has_asked = True
@@ -174,9 +169,7 @@ class Driver:
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
-        """Return the number of tokens of each sequence in the step scheduled last, by the sequence's number, in order
-        of scheduling.
-        """
+        """Return the numbers of tokens in the step scheduled last, by sequence, in order of scheduling."""
         size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
@@ -201,9 +194,7 @@ class Driver:
         return self.table(number, group) if self.engine.sequences[number].num_units else []
 
     def table(self, number: int, group: int = 0) -> list[int]:
-        """Return the block ids in the table of sequence `number` in `group`. The sequence must have a table, or blocks
-        that are not freed yet.
-        """
+        """Return the block ids in a sequence's table, which must exist or have blocks that are freed late."""
         table = table_of(self.engine, self.sequence(number), group)
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
@@ -226,9 +217,7 @@ class Driver:
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies whose end has not been reported, by their index in `HostTier.jobs`, in the order in which
-        they began.
-        """
+        """Return the copies not reported as ended, by index in `HostTier.jobs`, in order of their begin."""
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -256,9 +245,8 @@ class Driver:
         return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
 
     def report(self, job: int, call: int) -> None:
-        """Report that the copy at index `job` of `HostTier.jobs` has ended, with the output of step `call`.
-
-        Steps are the scheduler's calls, counted from 1.
+        """Report that the copy at index `job` of `HostTier.jobs` has ended, with the output of step `call`. Steps are
+        the scheduler's calls, counted from 1.
         """
         host_jobs.report(self.engine, job, call)
 
@@ -336,9 +324,7 @@ class Driver:
         return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
 
     def report_read(self, number: int, at_s: float) -> None:
-        """Set the time `at_s` in seconds at which another server has read the blocks that the ended sequence `number`
-        keeps.
-        """
+        """Set the time at which another server has read the blocks that ended sequence `number` keeps."""
         if self.engine.settings.lockstep and not self.has_requests():
             self.skip_to(at_s)  # no step of the other ranks may advance its clock
         self.engine.connector.transfers[number].done_s = at_s
@@ -376,9 +362,7 @@ def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """Run one `action`. `argument` is the time in seconds to which `_ADVANCE` runs, or the number of events that
-    `_PLAY` replays.
-    """
+    """Run one action. `argument` is the time in seconds for `_ADVANCE`, the number of events for `_PLAY`."""
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)

@@ -44,7 +44,6 @@ def begin_step(engine: Engine) -> None:
 @part
 def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
     """Choose the images to encode for a chunk of `num_tokens` tokens after `computed` ones; return the chunk's length.
-
     The chunk is cut before an image for which there is no room.
     """
     settings, state = engine.settings, engine.encoder.state
@@ -79,9 +78,7 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _reuse(engine: Engine, sequence: Sequence, index: int) -> bool:
-    """Tell whether the image of the input at `index` is planned or cached. If it is cached, the sequence becomes its
-    user.
-    """
+    """Tell whether the image of input `index` is planned or cached. A cached image gets the sequence as a user."""
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_plans:
         if engine.settings.counts_repeated_images:
@@ -130,9 +127,7 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 @part
 def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the length to which a chunk is cut because the cache or the budget has no room for the image at
-    `place`.
-    """
+    """Return the length of a chunk that is cut because there is no room for the image at `place`."""
     if engine.settings.cuts_before_images:
         return min(num_tokens, place.offset - computed) if computed < place.offset else 0
     return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
@@ -140,7 +135,6 @@ def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_token
 
 @part
 def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bool:
-    """Tell whether a prompt token in [begin, end) takes an encoder output of the image at `place`."""
     for run in range(place.first_run, place.first_run + place.num_runs):
         first = place.offset + engine.encoder.runs[2 * run]
         if first < end and begin < first + engine.encoder.runs[2 * run + 1]:
@@ -225,18 +219,14 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether a sequence uses an image for the input at `index`. With `any_place_frees`, any of its inputs with
-    the same image counts.
-    """
+    """Tell whether a sequence uses an image for input `index`; with `any_place_frees`, for any equal input."""
     place = engine.encoder.inputs[index]
     return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_same].is_user)
 
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Record that a sequence uses an image for the input at `index`. At the first such input, it becomes a user of the
-    image.
-    """
+    """Record that a sequence uses an image for input `index`. The first such input makes it a user."""
     place = engine.encoder.inputs[index]
     first = engine.encoder.inputs[place.first_same]
     if not first.is_user:

@@ -108,17 +108,13 @@ class EncoderCache(NamedTuple):
     first_inputs: Numbers
     """Index of the first input of each sequence, and at the end the index after the last input."""
     runs: Numbers
-    """Ranges of prompt tokens that take an encoder output, as two numbers each: offset from the begin of the
-    occurrence, and length.
-    """
+    """Ranges of tokens that take an encoder output: offset from the begin of the occurrence, and length."""
     images: Records[EncodedImage]
     """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers
     """Indices of the inputs in the last plan. An index is negated if the image is planned for an earlier input."""
     evicted: Numbers
-    """Numbers of the images that the step being scheduled has evicted, in order. Those beyond the length of the list
-    are left out.
-    """
+    """Numbers of the images that the current step has evicted, in order, as far as the list has room."""
     rows: Records[EncoderRow]
     """Events since the caller last read them; empty if they are not recorded."""
 
@@ -126,9 +122,8 @@ class EncoderCache(NamedTuple):
 def encoder_cache(
     encoding: Encoding | None, max_num_seqs: int, first_rows: int, *, records: bool, compiled: bool
 ) -> EncoderCache:
-    """Return an empty encoder cache; without images (`encoding` is None), one without slots.
-
-    With `records`, there is room for `first_rows` events, and for those of one more step.
+    """Return an empty encoder cache; without images (`encoding` is None), one without slots. With `records`, there is
+    room for `first_rows` events, and for those of one more step.
     """
     rows = encoding.inputs if encoding is not None else ()
     flat = [each for row in rows for each in row]

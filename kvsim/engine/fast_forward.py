@@ -19,9 +19,7 @@ from kvsim.engine.state import Engine
 @part
 def pass_over(engine: Engine, first: int, budget: int) -> int:
     """Skip running sequences from index `first` of `Engine.running` on, up to the first one that needs a decision;
-    return the number of skipped ones.
-
-    Each skipped sequence decodes one token, which takes one token of `budget`.
+    return the number of skipped ones. Each skipped sequence decodes one token, which takes one token of `budget`.
     """
     state, may_skip_decodes = engine.state, engine.settings.may_skip_decodes
     launched, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)

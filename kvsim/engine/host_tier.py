@@ -33,7 +33,6 @@ class HostSettings:
     blocks_per_slot: int = 0
     """Number of GPU blocks that fill one host block."""
     slot_tokens: int = 0
-    """Number of tokens in a host block."""
     adaptive: bool = False
     """True if blocks are evicted by ARC, False for LRU."""
     prompt_only: bool = False
@@ -57,9 +56,7 @@ class HostSettings:
     is_timed: bool = False
     """True if the engine's clock decides when a copy has ended; False if the caller reports it."""
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the slice ends and the caller reads the
-    rows.
-    """
+    """Largest number of recorded copies with which a step may begin. With more, the slice ends."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -188,7 +185,6 @@ class HostTier(NamedTuple):
     jobs: Records[Job]
     """Copies. Those not reported as ended are linked in order of their numbers, after the head, record 0."""
     sequences: Records[HostSequence]
-    """One record for each sequence."""
     allocated_in: Numbers
     """Number of the scheduler's call, counted from 1, that last allocated each GPU block."""
     copy_rows: Records[CopyRow]

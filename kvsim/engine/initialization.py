@@ -62,9 +62,7 @@ STEPS_PER_SLICE = 1 << 14
 FIRST_ROWS = 1 << 16
 """Initial capacity of each table of recorded rows."""
 _MOST_LISTED = 1 << 24
-"""Largest number of integers that an interpreted engine keeps in a list. More are kept in an array, which is slower but
-takes less memory.
-"""
+"""Largest number of integers in a list of an interpreted engine. More are in an array: slower, but smaller."""
 _ONE_STAGE = Pipeline()
 
 
@@ -80,7 +78,7 @@ class EnginePlan:
     refused: npt.NDArray[np.bool_]
     """True for each request that is refused when it arrives: bool[num_requests]."""
     unit_bytes: int = 0
-    """Number of bytes of one unit on each GPU."""
+    """Bytes of one unit on each GPU."""
     num_gpus: int = 1
     num_layers: int = 1
     """Number of layers of the model. Only the time of copies to host memory depends on it."""
@@ -96,9 +94,7 @@ class EnginePlan:
     lockstep: bool = False
     """True if the engine stops at every step, because the step waits for those of other ranks."""
     stamp_at_entry: bool = False
-    """True if a request's recorded arrival is the time at which the engine has added it; False: at which it was
-    sent.
-    """
+    """True if a request's recorded arrival is when the engine has added it; False: when it was sent."""
     records_memory: bool = False
     records_schedule: bool = False
     copies_are_timed: bool = True
@@ -159,7 +155,6 @@ class EnginePlan:
         return engine
 
     def _check(self, layout: KVCacheLayout) -> None:
-        """Refuse settings that kvsim does not simulate together, or does not simulate with these KV-cache groups."""
         policy, is_custom = self.policy, self.rules is not None
         combinations.check_pipeline(policy, self.pipeline, self.drafts, is_custom=is_custom)
         combinations.check_drafts(policy, self.drafts, is_custom=is_custom)
@@ -188,7 +183,6 @@ class EnginePlan:
         return ahead + (2 * (1 + self.drafts.lookahead_tokens + self.drafts.num_tokens) if self.drafts else 0)
 
     def _empty_engine(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> Engine:
-        """Return the records of an engine. Only those of requests, blocks and settings are filled in."""
         size, batch, policy, demand = len(self.demand.prompt), room.most_running, self.policy, self.demand
         settings = self._settings(layout, room, compiled=compiled)
         is_custom = self.rules is not None and self.rules.own_units is not None
@@ -235,9 +229,7 @@ class EnginePlan:
         )
 
     def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
-        """Return empty lists of the running sequences and of the steps in flight. A list has `batch` entries, for one
-        step or for each step in flight.
-        """
+        """Return empty lists of the running sequences and of the steps in flight, with `batch` entries per step."""
         zeros, in_flight = partial(_zeros, compiled=compiled), settings.most_in_flight * batch
         counted = in_flight if settings.counts_flight else 0
         return {
@@ -311,7 +303,6 @@ class EnginePlan:
         return settings
 
     def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
-        """Return the parts that most engines leave empty: the encoder cache, and the state of some kinds of memory."""
         policy, num_units = self.policy, self.num_units
         sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
         has_external = self.connector is not None or host_initialization.has_offload(policy)
@@ -367,7 +358,6 @@ def memory_of(policy: Policy, connector: Connector | None = None) -> MemoryManag
 
 
 def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Records[records.RequestDrafts]:
-    """Return, for each request, the indices of its numbers of drafts in `Engine.draft_counts`."""
     located = make(records.RequestDrafts, size + 1 if drafts else 0, compiled=compiled)
     if drafts is not None:
         accepted, proposed = drafts.accepted, drafts.proposed
@@ -384,9 +374,8 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the free ranges of an empty contiguous memory; return the number of ranges.
-
-    There is one range. With the buddy allocator, there are the largest powers of two that fill the memory.
+    """Write the free ranges of an empty contiguous memory; return the number of ranges. There is one range. With the
+    buddy allocator, there are the largest powers of two that fill the memory.
     """
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":
@@ -458,9 +447,7 @@ def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
 
 
 def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) -> Records[records.Block]:
-    """Return the records of all blocks, linked into the free queue in the order of `initial_free`; in ascending order
-    if it is None.
-    """
+    """Return the records of all blocks, linked into the free queue in the order of `initial_free`, or by id."""
     blocks = make(records.Block, num_usable + 1, compiled=compiled)
     ids = np.arange(num_usable + 1)
     queue = ids if initial_free is None else np.array([0, *initial_free])

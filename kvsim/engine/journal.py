@@ -16,16 +16,14 @@ _WHOLE_TABLE = -1
 
 @part
 def append_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence allocated the blocks `Engine.entries[begin:end]`, in its table of `group` from `position`
-    on.
-    """
+    """Record that a sequence allocated `Engine.entries[begin:end]`, in its table of `group` from `position` on."""
     if engine.settings.records_memory:
         _blocks(engine, _APPEND, group, sequence.number - 1, position, begin, end)
 
 
 @part
 def share_blocks(engine: Engine, sequence: Sequence, group: int, position: int, begin: int, end: int) -> None:
-    """Record that a sequence hit the blocks `Engine.entries[begin:end]`, in its table of `group` from `position` on."""
+    """Record that a sequence hit `Engine.entries[begin:end]`, in its table of `group` from `position` on."""
     if engine.settings.records_memory:
         _blocks(engine, _SHARE, group, sequence.number - 1, position, begin, end)
 
@@ -41,9 +39,8 @@ def evict(engine: Engine, begin: int, end: int) -> None:
 def append_extent(
     engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int, repeat: int
 ) -> None:
-    """Record that a sequence asked for `requested` slots and got the `length` slots from `address` on.
-
-    In each of the next `repeat - 1` steps, it gets the next `length` slots.
+    """Record that a sequence asked for `requested` slots and got the `length` slots from `address` on. In each of the
+    next `repeat - 1` steps, it gets the next `length` slots.
     """
     if engine.settings.records_memory:
         write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, repeat)
@@ -88,9 +85,8 @@ def release_block(engine: Engine, sequence: Sequence, group: int, position: int,
 
 @part
 def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: int, repeat: int) -> None:
-    """Record that a sequence computes `tokens` tokens in this step and in each of the next `repeat - 1` steps.
-
-    The caller checks whether the schedule is recorded, since this function is called often.
+    """Record that a sequence computes `tokens` tokens in this step and in each of the next `repeat - 1` steps. The
+    caller checks whether the schedule is recorded, since this function is called often.
     """
     state, rows = engine.state, engine.schedule_rows
     if extends_row(engine, sequence, computed_before, tokens):
@@ -151,9 +147,7 @@ def extend_row(engine: Engine, sequence: Sequence, num_steps: int) -> None:
 
 @part
 def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, begin: int, end: int) -> None:
-    """Append a row of the memory table for each range of consecutive block ids in `Engine.entries[begin:end]`. Null
-    blocks are left out.
-    """
+    """Append a memory row for each range of consecutive ids in `Engine.entries[begin:end]`, without null blocks."""
     entries = engine.entries
     while begin < end:
         if entries[begin] == NULL_BLOCK:

@@ -36,9 +36,7 @@ class Demand:
     """Number of the request's adapter, from 1 on; 0 for none."""
     begins: Column | None = None
     """Key of the first `BEGIN_TOKENS` tokens of each request, equal for equal tokens; negative if the tokens are
-    unknown.
-
-    None if no policy compares these tokens, or if only keys of whole pages are known.
+    unknown. None if no policy compares these tokens, or if only keys of whole pages are known.
     """
 
     def every(self, stride: int, first_row: int) -> Demand:
@@ -118,6 +116,6 @@ class Demand:
 
 
 def _power_of_two_from(values: Column) -> Column:
-    """Return the smallest powers of two that are at least `values`, which are positive."""
+    """Return the smallest powers of two that are at least `values`."""
     # the exponent from `frexp` is the number of bits of `values - 1`
     return np.asarray(1 << np.frexp(values - 1)[1].astype(np.int64))

@@ -21,9 +21,7 @@ Engine: TypeAlias = Any
 """`state.Engine`. It is `Any` here because `state` imports this module."""
 
 SKIP, STOP = -1, -2
-"""Results of `find_prefix` that are no number of tokens. `SKIP`: skip this sequence. `STOP`: admit no further sequence
-in this step.
-"""
+"""Results of `find_prefix`. `SKIP`: skip this sequence. `STOP`: admit no further sequence in this step."""
 
 
 @part
@@ -101,16 +99,12 @@ class MemoryManager:
 
     # Called by a scheduler.
     take_over: Callable[[Engine, Sequence], bool] = _is_ready
-    """Put what a waiting sequence has loaded into its table. Return False, and change nothing, while it is still
-    loading.
-    """
+    """Put what a waiting sequence has loaded into its table; return False while it is still loading."""
     find_prefix: Callable[[Engine, Sequence], int] = _none_of
     """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room
     """Allocate memory for `num_tokens` tokens of a waiting sequence, after the `computed` ones that `find_prefix`
-    found.
-
-    Return False, and change nothing, if there is too little memory.
+    found. Return False, and change nothing, if there is too little memory.
     """
     grow: Callable[[Engine, Sequence, int], bool] = _no_more
     """Allocate memory for `num_tokens` more tokens of a running sequence; return False if there is too little."""
@@ -119,9 +113,7 @@ class MemoryManager:
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence. If its status is `PREEMPTED`, it will be admitted again."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether a running sequence may be preempted. With some connectors it may not, while its blocks cannot be
-    freed at once.
-    """
+    """Tell whether a running sequence may be preempted. With some connectors, its blocks must become free at once."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the next admission of a sequence that is being preempted."""
 
@@ -157,9 +149,8 @@ class MemoryManager:
     start_transfers: Callable[[Engine], None] = _do_nothing
     """Set the times of the transfers of the step just scheduled, by the speed of the link."""
     kernels_begin_s: Callable[[Engine, float], float] = _at_once
-    """Return the earliest time at which the kernels of the step just scheduled can begin, in seconds.
-
-    The second argument is the time that the kernels take, in seconds.
+    """Return the earliest time at which the kernels of the step just scheduled can begin, in seconds. The second
+    argument is the time that the kernels take, in seconds.
     """
     poll_transfers: Callable[[Engine], None] = _do_nothing
     """Report the transfers that have ended by the time at which the kernels of a step are launched."""

@@ -27,7 +27,6 @@ _RULES = (
 
 def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
     """Return settings of scheduling and memory by their names in `records.Settings`. The pool has `num_units` units.
-
     The functions below return further settings in the same form.
     """
     settings: dict[str, Any] = {"max_model_len": policy.max_model_len, "num_units": num_units, "prefill_interval": 1}
@@ -59,7 +58,6 @@ def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
 
 
 def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
-    """Return the settings of the block pool, which has `num_units` blocks and the null block."""
     rules, offloads = rules_of(policy.scheduler.vllm), has_offload(policy)
     return {
         "prefix_caching": policy.cache.enable_prefix_caching,
@@ -71,7 +69,6 @@ def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
 
 
 def _contiguous_settings(cache: ContiguousSettings) -> dict[str, Any]:
-    """Return the settings of contiguous allocation: where an extent is placed, its length, and how it grows."""
     return {
         "fit": _PLACEMENTS[cache.fit],
         "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,
@@ -99,9 +96,8 @@ def settings_of_loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
 
 
 def settings_of_drafts(drafts: Drafts, policy: Paged) -> dict[str, Any]:
-    """Return the settings of speculative decoding.
-
-    They replace two settings of `settings_of_policy`, `max_num_batched_tokens` and `max_num_active_seqs`.
+    """Return the settings of speculative decoding. They replace two settings of `settings_of_policy`,
+    `max_num_batched_tokens` and `max_num_active_seqs`.
     """
     chosen, rules = policy.scheduler, rules_of(policy.scheduler.vllm)
     most_running = chosen.max_num_active_seqs or chosen.max_num_seqs
@@ -147,9 +143,8 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 
 
 def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: int) -> dict[str, Any]:
-    """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight.
-
-    They replace `frees_late` and `notes_every_step`, which native offload sets. The two are never used together.
+    """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight. They replace
+    `frees_late` and `notes_every_step`, which native offload sets. The two are never used together.
     """
     rules = rules_of(policy.scheduler.vllm)
     return {

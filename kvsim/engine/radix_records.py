@@ -111,9 +111,7 @@ class RadixArguments:
     num_layers: int = 1
     """Number of layers. They are loaded one after the other while a step computes them."""
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the slice ends and the caller reads the
-    rows.
-    """
+    """Largest number of recorded copies with which a step may begin. With more, the slice ends."""
     reports: bool = False
     """True to record evictions, duplicates and retractions."""
     most_memory_rows: int = 0
@@ -125,11 +123,8 @@ class RadixState:
     """Numbers of the cache and of its scheduler that change from step to step."""
 
     is_collecting: bool = False
-    """True between `token_slots.begin_free_group` and `end_free_group`: freed pages are collected, to be freed in one
-    call.
-    """
+    """True while `token_slots` collects freed pages, which `end_free_group` frees in one call."""
     num_free_windows: int = 0
-    """Number of free pages in the pool for windows."""
     num_cached_windows: int = 0
     """Number of window pages in the tree that no request locks."""
     num_edges: int = 0
@@ -141,15 +136,11 @@ class RadixState:
     num_nodes: int = 0
     """Largest index of a record that was ever used for a node."""
     first_spare: int = 0
-    """Index of the first unused record of a node; `ROOT` if there is none. The `parent` of an unused record is the next
-    one.
-    """
+    """Index of the first unused record of a node; `ROOT` for none. Its `parent` is the next one."""
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
     entries_end: int = 0
-    """Index after the last used entry of the current half of `RadixTables.node_pages`. Entries of evicted nodes count
-    as used.
-    """
+    """Index after the last entry of the current half of `RadixTables.node_pages` that is or was used."""
     entries_limit: int = 0
     """Index after the last entry of the current half of `RadixTables.node_pages`."""
     clock: int = 0
@@ -162,9 +153,7 @@ class RadixState:
     """Kind of the batch of the previous pass."""
     last_chunked: int = NOT_CHUNKED
     num_prefills: int = 0
-    """Number of requests in the last prefill's batch whose prompts it computes. Decodes mixed into the batch do not
-    count.
-    """
+    """Number of requests in the last prefill's batch, without decodes that are mixed in."""
     num_ended_before: int = 0
     """Value of `State.num_ended` when the running batch was last filtered."""
     num_last: int = 0
@@ -217,7 +206,6 @@ class RadixState:
     num_needs: int = -1
     """Number of used records in `RadixTables.needs`; -1 before the first candidate of a pass."""
     num_free_host: int = 0
-    """Number of free pages in the host tier."""
     num_written: int = 0
     """Number of copies to the host that the scheduler has not found ended."""
     num_loading: int = 0
@@ -293,7 +281,6 @@ class Node(Bucketed):
     """Index of the first child with waiting requests that the sort of the queue has not visited; `ROOT` for none."""
     next_sibling: Small = ROOT
     is_spare: bool = False
-    """True if the record is not in use."""
     is_on_device: bool = True
     is_on_host: bool = False
     num_host_children: Small = 0
@@ -313,9 +300,7 @@ class Node(Bucketed):
     """Number of the lock edge at this node, the upper end of windows that a request locks; 0 for none."""
     younger: Small = ROOT
     """Node whose windows were used next after those of this node. For `ROOT`: the node whose windows are the least
-    recently used.
-
-    `older` is the opposite link.
+    recently used. `older` is the opposite link.
     """
     older: Small = ROOT
 
@@ -354,9 +339,7 @@ class Holding:
     laid_out_tokens: Small = 0
     """Number of tokens of the request when the scheduler last copied its list of tokens."""
     matched_tokens: Small = 0
-    """Number of leading tokens that the last match found, on the device or only on the host. `LPM` sorts the queue by
-    it.
-    """
+    """Number of leading tokens that the last match found on device or host, by which `LPM` sorts."""
     limit: Small = 0
     """Largest number of output tokens that the request allows."""
     begin_key: int = 0
@@ -391,9 +374,7 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """Copy between device and host of the last pages of a path in the tree, until the scheduler finds that it has
-    ended.
-    """
+    """Copy of the last pages of a path between device and host, until the scheduler finds it ended."""
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
@@ -417,13 +398,9 @@ class CacheEvent:
     is_first: bool = False
     """True if the record begins an event; False if it adds pages to the previous event."""
     subject: Small = 0
-    """Number of slots to evict (`ASKED`), number of the retracted request, or number of the first page, by the
-    `kind`.
-    """
+    """Number of slots to evict (`ASKED`), of the retracted request, or of the first page, by `kind`."""
     length: Small = 0
-    """Number of window slots to evict (`ASKED`), of the retracted request's output tokens, or of pages, by the
-    `kind`.
-    """
+    """Number of window slots to evict (`ASKED`), of the request's output tokens, or of pages, by `kind`."""
     others: Small = 0
     """Number of requests in the batch that continue while a request is retracted; 0 for other kinds."""
 
@@ -457,7 +434,6 @@ class RadixTables(NamedTuple):
     free_rows: Numbers
     """Free rows of the request table, as a stack."""
     holdings: Records[Holding]
-    """One record for each request."""
     last: Numbers
     """Numbers of the requests in the batch of the last prefill."""
     order: Numbers

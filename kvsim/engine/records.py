@@ -15,11 +15,9 @@ Small = Annotated[int, np.int32]
 """Type of an integer that is stored in 32 bits to save memory, since a million requests have a million records."""
 _FEATURE = "feature"
 Feature = Annotated[int, np.int64, _FEATURE]
-"""Integer setting that most runs leave at its default. If all such settings have their defaults, they are compiled as
-constants; see `constants_of`.
-"""
+"""Integer setting that is compiled as a constant if all features have their defaults; see `constants_of`."""
 FeatureFlag = Annotated[bool, np.bool_, _FEATURE]
-"""The same as `Feature`, for a setting that is True or False."""
+"""A `Feature` that is True or False."""
 NEVER = (1 << 31) - 1
 """A number of tokens that no sequence reaches."""
 
@@ -52,9 +50,7 @@ class Settings:
     """Largest number of sequences that run at once; at most `max_num_seqs`."""
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """True if `long_prefill_token_threshold` is raised to an equal share of the step's budget for each running or
-    waiting sequence.
-    """
+    """True if the threshold is at least an equal share of a step for each running or waiting sequence."""
     prefill_interval: Feature = 1
     """Smallest number of steps from one step that computes prompts to the next; 1 for no restriction."""
     max_adapters: Feature = 0
@@ -64,31 +60,25 @@ class Settings:
     encoder_tokens: Feature = 0
     """Largest number of encoder outputs that one step computes; 0 if prompts have no images."""
     encoder_cache_tokens: int = 0
-    """Largest number of encoder outputs that the encoder cache holds."""
     keeps_images_whole: FeatureFlag = False
     """True if a step computes either all tokens of an image or none."""
     aligns_before_images: FeatureFlag = False
-    """True if a chunk is first cut to a boundary of recurrent states, and then its images are planned; False for the
-    opposite order.
-    """
+    """True if a chunk is cut to a boundary of recurrent states before its images are planned, not after."""
     images_wait: FeatureFlag = False
-    """True if a sequence uses an image until the outputs of all steps with the image's tokens are processed.
-
-    If False, it uses the image until these steps are scheduled.
+    """True if a sequence uses an image until the outputs of all steps with the image's tokens are processed. If False,
+    it uses the image until these steps are scheduled.
     """
     cuts_before_images: FeatureFlag = False
-    """True if a chunk ends right before an image that has no room in the encoder cache.
-
-    If False, the chunk ends earlier, by the number of tokens that drafting reads after a chunk (`prompt_ahead_tokens`).
+    """True if a chunk ends right before an image that has no room in the encoder cache. If False, the chunk ends
+    earlier, by the number of tokens that drafting reads after a chunk (`prompt_ahead_tokens`).
     """
     keeps_cached_whole: FeatureFlag = False
     """True if `keeps_images_whole` also applies to an image that is already in the encoder cache."""
     keeps_repeated_images: FeatureFlag = False
     """True if a sequence uses an image until its last occurrence in the prompt is computed."""
     counts_repeated_images: FeatureFlag = False
-    """True if a sequence uses an image for each of its occurrences in the chunk that encodes the image.
-
-    If False, it uses the image only for the first of these occurrences.
+    """True if a sequence uses an image for each of its occurrences in the chunk that encodes the image. If False, it
+    uses the image only for the first of these occurrences.
     """
     any_place_frees: FeatureFlag = False
     """True if a sequence releases an image when any of its occurrences is computed, even if a later one needs it."""
@@ -115,13 +105,10 @@ class Settings:
     late_outputs_block: bool = False
     """True if a preempted sequence is admitted again only after all its outputs in flight have been processed."""
     drops_late: FeatureFlag = False
-    """True if a preempted sequence's outputs in flight are discarded at once. `late_outputs_block` then does not delay
-    it.
-    """
+    """True if a preempted sequence's outputs in flight are discarded at once, so it need not wait for them."""
     skipped_keep_places: bool = False
-    """True if a sequence that a step skips returns to the queue after the step, unless it loads or holds blocks.
-
-    If False, it stays in the list of skipped sequences.
+    """True if a sequence that a step skips returns to the queue after the step, unless it loads or holds blocks. If
+    False, it stays in the list of skipped sequences.
     """
     keeps_turns: bool = False
     """True if a step goes on with the next running sequence after it preempts one that it has visited but does not
@@ -134,14 +121,11 @@ class Settings:
     lone_prompt_is_limited: bool = False
     """True if `long_prefill_token_threshold` applies even if no other sequence runs or waits."""
     answers_awaited: bool = False
-    """True if a resumed sequence yields no output that the scheduler does not await.
-
-    If False, the model runner may generate a token once more that was in flight when the sequence was preempted.
+    """True if a resumed sequence yields no output that the scheduler does not await. If False, the model runner may
+    generate a token once more that was in flight when the sequence was preempted.
     """
     windows_wait: FeatureFlag = False
-    """True if blocks of windows, chunks and states are freed only after all steps in flight that read them are
-    processed.
-    """
+    """True if blocks of windows, chunks and states are freed only after the steps in flight that read them."""
     counts_flight: FeatureFlag = False
     """True if each sequence's tokens in flight are counted, because releases or admissions depend on it."""
     unit_tokens: int = 0
@@ -207,14 +191,9 @@ class Settings:
     prompt_ahead_tokens: Feature = 0
     """Number of prompt tokens that drafting reads after a chunk. Every chunk but the last leaves as many."""
     drops_last_hit: FeatureFlag = False
-    """True if groups with `Group.drops_hit` recompute the last block of a hit, because drafting needs its hidden
-    states.
-    """
+    """True if groups with `Group.drops_hit` recompute the last hit block, whose hidden states drafts need."""
     drops_after_prompt: FeatureFlag = False
-    """True if the block that the lookup leaves out of a hit (`drops_last_hit`) may contain the last known token.
-
-    Used only with several groups.
-    """
+    """True if, with several groups, the block that `drops_last_hit` leaves out may have the last known token."""
     marks_tails: FeatureFlag = False
     """True if a freed block in which a prompt's last hash ends goes to the tail of the free queue, even if it is not
     full.
@@ -222,9 +201,7 @@ class Settings:
     This concerns only groups of full attention, where other blocks without a prefix may go to the head of the queue.
     """
     keeps_below_drop: FeatureFlag = False
-    """True if windows are also kept at the boundary before a prompt's last one, because a hit without its last block
-    ends there.
-    """
+    """True if windows are also kept one boundary before a prompt's last, where a hit without its last block ends."""
     pads_admission: FeatureFlag = False
     """True if a sequence with one token to compute is admitted with padding drafts, which are rejected."""
     pads_alone: FeatureFlag = False
@@ -251,9 +228,7 @@ class Settings:
     sort_by_length: FeatureFlag = False
     memory_guard: bool = False
     stamp_at_entry: bool = False
-    """True if a request's recorded arrival is the time at which the engine has added it; False: at which it was
-    sent.
-    """
+    """True if a request's recorded arrival is when the engine has added it; False: when it was sent."""
     answers: bool = False
     """True if the run stops whenever a request has ended, because a client waits for its answer."""
     lockstep: bool = False
@@ -265,9 +240,8 @@ class Settings:
     may_skip_decodes: bool = False
     """True if the scheduler may skip sequences that only decode; see `fast_forward`."""
     notes_every_step: bool = False
-    """True if steps that neither compute nor preempt anything are recorded, too.
-
-    Such a step may begin or report copies. In a pipeline, it counts for `decode_interval`.
+    """True if steps that neither compute nor preempt anything are recorded, too. Such a step may begin or report
+    copies. In a pipeline, it counts for `decode_interval`.
     """
     records_memory: bool = False
     """True if changes of ownership are recorded."""
@@ -278,9 +252,7 @@ class Settings:
     most_steps: int = 0
     """Largest number of steps that one slice of the run records."""
     most_memory_rows: int = 0
-    """Largest number of `memory_rows` with which a step may begin. With more, the slice ends and the caller reads the
-    rows.
-    """
+    """Largest number of `memory_rows` with which a step may begin. With more, the slice ends."""
     most_schedule_rows: int = 0
     most_rows_before_load: int = 0
     """Largest number of `memory_rows` with which a load from host memory or through a connector may begin."""
@@ -290,7 +262,6 @@ class Settings:
 
 @cache
 def _features() -> tuple[tuple[str, Any], ...]:
-    """Return names and default values of the settings of features that most runs do not use."""
     hints = get_type_hints(Settings, include_extras=True)
     marked = (field for field in fields(Settings) if _FEATURE in getattr(hints[field.name], "__metadata__", ()))
     return tuple((field.name, field.default) for field in marked)
@@ -372,9 +343,7 @@ class State:
     num_drafts: int = 0
     """Number of tokens that are drafted for each sequence after the last scheduled step."""
     input_tokens: int = 0
-    """Number of tokens left of the step's budget. The tokens that drafting takes (`Settings.draft_slots`) are
-    subtracted, too.
-    """
+    """Number of tokens left of the step's budget, after those that drafting takes (`draft_slots`)."""
     has_chunk: bool = False
     """True if the step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
@@ -394,7 +363,6 @@ class State:
     num_adapter_passes: int = 0
     """Number of calls of `adapters.begin_pass`."""
     num_adapters: int = 0
-    """Number of adapters in use."""
     num_failures: int = 0
     """Number of discarded outputs that the scheduler did not await. Each raises an AssertionError in vLLM."""
     num_padding_failures: int = 0
@@ -413,7 +381,6 @@ class State:
     """Number of admissions since the run began."""
     num_free_places: int = 0
     num_free: int = 0
-    """Number of free units of the pool."""
     num_cached: int = 0
     """Number of free units that hold a cached prefix."""
     num_keys: int = 0
@@ -436,17 +403,12 @@ class State:
     rounding: int = 0
     """Number of slots that rounding added to the requested ones, over all tables."""
     num_unsure: int = 0
-    """Number of entries in `Lists.unsure`: sequences that have freed slots of unsure tokens (see `totals`) since the
-    last step.
-    """
+    """Number of entries in `Lists.unsure`."""
     unusable_units: int = 0
     """Number of free units, if together they suffice for the head of the queue but no single free range does; otherwise
-    0.
-
-    Updated when a step is scheduled.
+    0. Updated when a step is scheduled.
     """
     num_gaps: int = 0
-    """Number of rows in `Engine.gaps`."""
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
     is_crowded: bool = False
@@ -476,9 +438,7 @@ class Sequence(Bucketed):
     was_passed_over: bool = False
     """True if the sequence was skipped at least once since it began to wait."""
     is_chunk: bool = False
-    """True if the last step of the sequence left tokens to compute, as a chunk of a prompt does. Tokens in flight
-    count.
-    """
+    """True if the last step of the sequence left known tokens, or tokens in flight, to compute."""
     adapter: Small = 0
     """Number of the adapter, counted from 1; 0 for none."""
     priority: Small = 0
@@ -531,9 +491,8 @@ class Sequence(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestDrafts:
-    """Two lists of a request in `Engine.draft_counts`: numbers of accepted and of proposed drafts.
-
-    A step uses the entry whose index is the request's number of output tokens, modulo the length of the list.
+    """Two lists of a request in `Engine.draft_counts`: numbers of accepted and of proposed drafts. A step uses the
+    entry whose index is the request's number of output tokens, modulo the length of the list.
     """
 
     first_accepted: int = 0
@@ -590,9 +549,7 @@ class Lists:
     preempted: int = 0
     """Number of the sequence that is preempted as number `i` in the step being scheduled."""
     unsure: int = 0
-    """Number of the sequence that, as number `i` since the last step, has freed slots of unsure tokens (see
-    `totals`).
-    """
+    """Number of the sequence that freed slots of unsure tokens (`totals`) as number `i` since the last step."""
     free_place: int = 0
     """Free place number `i`: an index of tables that belong to no sequence."""
 
@@ -603,7 +560,6 @@ class Group:
 
     kind: int = 0
     block_size: int = 0
-    """Number of tokens in one block."""
     window: int = 0
     """Number of tokens in the window or chunk; 0 if there is none."""
     mode: int = 0
@@ -633,9 +589,7 @@ class Group:
     drops_hit: bool = False
     """True if the last block of a hit is computed again, because a group of this kind has layers of the draft model."""
     is_dropped: bool = False
-    """True if the current lookup has left out the last block of the group's hit (see `drops_hit`) since the common hit
-    last became shorter.
-    """
+    """True if the lookup has left out the last hit block (`drops_hit`) at the current common hit."""
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because drafting modules may compute them again."""
     first_entry: int = 0
@@ -699,17 +653,14 @@ class Stage:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Block(Bucketed):
-    """One block of the pool. Free blocks are linked in the order in which they will be allocated.
-
-    The record has 32 bytes, because the records of a large pool must fit into a processor's cache.
+    """One block of the pool. Free blocks are linked in the order in which they will be allocated. The record has 32
+    bytes, because the records of a large pool must fit into a processor's cache.
     """
 
     refs: Small = 0
     """Number of tables that contain the block."""
     cached_in: Small = 0
-    """Number of the step that was being scheduled when the block got its key; `HAS_TAIL` if a prompt's last hash ends
-    in a block without a key.
-    """
+    """Step number when the block got its key; `HAS_TAIL` if a prompt's last hash ends in it without a key."""
     key: int = 0
     """Key of the prefix that the block holds; `NO_KEY` if it holds none."""
 
@@ -728,9 +679,8 @@ class Readers:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Bucket:
-    """First and last record of a list in order of insertion, by their indices; both are 0 if the list is empty.
-
-    The list has blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths.
+    """First and last record of a list in order of insertion, by their indices; both are 0 if the list is empty. The
+    list has blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths.
     """
 
     first: Small = 0
@@ -764,7 +714,6 @@ class Rectangle:
     stride: int = 0
     """Number of slots from the beginning of a row to the beginning of the next row."""
     num_live: int = 0
-    """Number of rows that have not ended."""
     live_prompt_tokens: int = 0
     live_new_tokens: int = 0
     """Number of output tokens that all live rows together have at their ends."""
@@ -819,9 +768,8 @@ class Output:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gap:
-    """Lengths of the queues, and totals of the slots (see `totals`), from an output to the next step.
-
-    A gap is recorded only if no other step is in flight in that time.
+    """Lengths of the queues, and totals of the slots (see `totals`), from an output to the next step. A gap is recorded
+    only if no other step is in flight in that time.
     """
 
     before: int = 0

@@ -15,7 +15,6 @@ from kvsim.policies.kinds import most_running
 _MOST_ENTRIES = 1 << 28
 """Largest number of entries of all block tables together."""
 _MOST_BLOCKS = 1 << 22
-"""Largest number of blocks in a pool."""
 _MOST_BUCKET_BITS = 16
 """Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than the pool has pages."""
 
@@ -104,16 +103,13 @@ def _table_widths(
 
 
 def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Return the largest number of free ranges of a contiguous memory, plus one that exists only while ranges
-    change.
-    """
+    """Return the largest number of free ranges, plus one that exists only while ranges change."""
     if not isinstance(policy, Contiguous):
         return 0
     return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
 
 
 def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int:
-    """Return the largest number of rows of the memory table that one step writes, without those of loads."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):
@@ -126,9 +122,7 @@ def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int
 
 
 def num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
-    """Return the number of buckets: of prefix keys with a prefix cache, of prompt lengths if static batches are sorted
-    by length, otherwise 1.
-    """
+    """Return the number of buckets of prefix keys or, for sorted static batches, of prompt lengths; 1 for neither."""
     if isinstance(policy, Radix):
         return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
     if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:

@@ -142,10 +142,8 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the engine would wait for ever.
-
-    This is so if no sequence runs and the head of the queue cannot be admitted, or if every running sequence waits for
-    room in the encoder cache that other running sequences occupy.
+    """Tell whether the engine would wait for ever. This is so if no sequence runs and the head of the queue cannot be
+    admitted, or if every running sequence waits for room in the encoder cache that other running sequences occupy.
     """
     state = engine.state
     if engine.settings.encoder_tokens > 0 and state.num_running > 0:
@@ -175,7 +173,6 @@ def end(engine: Engine, sequence: Sequence, status: int, now_s: float) -> None:
 
 @part
 def _fill_step(engine: Engine) -> int:
-    """Assign the tokens of the step to running sequences, then to waiting ones; return the number of tokens left."""
     budget = serve_running(engine, engine.settings.max_num_batched_tokens)
     if engine.state.num_preempted == 0:
         budget = admit_waiting(engine, budget)
@@ -265,7 +262,6 @@ def admit_waiting(engine: Engine, budget: int) -> int:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate memory for a waiting sequence and take it out of the queue; return False if memory is short."""
     settings = engine.settings
     if not engine.memory.admit(engine, sequence, computed, num_tokens):
         encoder_cache.release(engine, sequence)
@@ -305,9 +301,8 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 
 @part
 def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
-    """Return the number of tokens that a waiting sequence computes in its first step.
-
-    0: the step admits no further sequence. `SKIP`: the step skips this sequence.
+    """Return the number of tokens that a waiting sequence computes in its first step. 0: the step admits no further
+    sequence. `SKIP`: the step skips this sequence.
     """
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
     engine.state.num_padding_drafts = 0
@@ -340,7 +335,6 @@ def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int,
 @part
 def _most_prompt_tokens(engine: Engine) -> int:
     """Return the largest number of tokens of one prompt that this step may compute; 0 if only the budget limits it.
-
     Most releases of vLLM ignore the threshold if no other sequence runs or waits.
     """
     settings, state = engine.settings, engine.state
@@ -392,9 +386,7 @@ def remove_running(engine: Engine, chosen: int) -> Sequence:
 
 @part
 def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
-    """Remove a sequence from the step being scheduled; return the number of its tokens there, or -1 if it is not in the
-    step.
-    """
+    """Remove a sequence from the current step; return the number of its tokens there, or -1 if it is not there."""
     state = engine.state
     for index in range(state.num_listed):
         if engine.batch[index] == sequence.number:
@@ -426,7 +418,6 @@ def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a p
 
 @part
 def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> None:
-    """Add an admitted sequence to the running ones, and `num_tokens` of its tokens to the step."""
     state = engine.state
     assert state.num_running < engine.settings.max_num_seqs
     engine.running[state.num_running] = sequence.number
@@ -448,7 +439,6 @@ def _run(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Add `num_tokens` tokens of a sequence to the step being scheduled."""
     state = engine.state
     assert num_tokens > 0
     engine.batch[state.num_listed] = sequence.number
@@ -477,9 +467,7 @@ def describe(engine: Engine) -> None:
 
 @part
 def _commit(engine: Engine) -> None:
-    """Count the tokens of the scheduled step as computed, and list the sequences for which the step yields an
-    output.
-    """
+    """Count the tokens of the step as computed, and list the sequences for which it yields an output."""
     settings, state = engine.settings, engine.state
     state.written += state.num_tokens_in_batch * settings.token_slots
     first = state.next_launched * settings.max_num_seqs

@@ -39,10 +39,7 @@ HAS_TAIL = -1
 
 
 class Rules(Protocol):
-    """Decisions that a custom policy can make in place of the scheduler, and events that it observes.
-
-    See `custom_rules`.
-    """
+    """Decisions that a custom policy may make in the scheduler's place, and events that it observes."""
 
     def fill_step(self, engine: Engine, /) -> int:
         """Select the tokens of a step; return the number of tokens of the budget that are left."""
@@ -67,9 +64,8 @@ class Rules(Protocol):
 
 
 class Engine(NamedTuple):
-    """State of a simulated run. Row `i` of the workload is record `i + 1` of `sequences` and `times`.
-
-    This index is the number of the sequence, by which all lists of sequences refer to it.
+    """State of a simulated run. Row `i` of the workload is record `i + 1` of `sequences` and `times`. This index is the
+    number of the sequence, by which all lists of sequences refer to it.
     """
 
     memory: MemoryManager
@@ -86,9 +82,7 @@ class Engine(NamedTuple):
     sequences: Records[records.Sequence]
     times: Records[records.Times]
     unsure: Records[records.Unsure]
-    """Slots of tokens that may turn out not to be computed (see `totals`): `Settings.most_unsure` records for each
-    sequence, end to end.
-    """
+    """Slots of tokens that may not be computed (`totals`): `Settings.most_unsure` records per sequence."""
     lines: Records[records.Line]
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
@@ -97,9 +91,7 @@ class Engine(NamedTuple):
     (see `fast_forward`); 0 if the scheduler visits it. One entry for each entry of `running`.
     """
     skipped: Numbers
-    """Numbers of the skipped sequences, in order. The second half of the list is for those that the current step has
-    skipped; see `waiting_queue`.
-    """
+    """Numbers of the skipped sequences, in order; in the second half, those skipped by the current step."""
     adapter_passes: Numbers
     """Value of `State.num_adapter_passes` when each adapter was last in use; empty if adapters are not limited."""
     batch: Numbers
@@ -107,9 +99,7 @@ class Engine(NamedTuple):
     batch_tokens: Numbers
     """Number of tokens that the step computes for each sequence of `batch`."""
     emitting: Numbers
-    """Numbers of the sequences for which a step yields an output: `max_num_seqs` entries for each place of
-    `launched`.
-    """
+    """Numbers of the sequences that yield an output: `max_num_seqs` entries per place of `launched`."""
     emitting_drafts: Numbers
     """Number of drafts that the step verifies for each sequence in `emitting`; negative if the drafts are padding."""
     drafts_by_batch: Numbers
@@ -119,9 +109,7 @@ class Engine(NamedTuple):
     draft_counts: Numbers
     """Numbers of accepted drafts of all requests, end to end, followed by the numbers of proposed drafts."""
     computing: Numbers
-    """Numbers of the sequences that a step computes, laid out like `emitting`; empty without
-    `Settings.counts_flight`.
-    """
+    """Numbers of the sequences that a step computes, as `emitting`; empty without `Settings.counts_flight`."""
     computing_tokens: Numbers
     """Number of tokens that the step computes for each sequence in `computing`."""
     lists: Records[records.Lists]

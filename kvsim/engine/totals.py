@@ -44,9 +44,7 @@ def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
 
 @part
 def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
-    """Count the entries that a table got after its first `before` ones: `num_held` blocks, and otherwise null
-    blocks.
-    """
+    """Count the entries of a table after its first `before` ones: `num_held` blocks, otherwise null blocks."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
@@ -100,18 +98,15 @@ def shared_slots(engine: Engine) -> int:
 
 @part
 def block_slots(engine: Engine, group: int) -> int:
-    """Return the number of slots that a full block's tokens take; in a group of recurrent states, that one state
-    takes.
-    """
+    """Return the number of slots that the tokens of a full block take, or that its recurrent state takes."""
     record = engine.groups[group]
     return record.state_slots if record.state_slots > 0 else record.block_size * record.token_slots
 
 
 @part
 def lose_tokens(engine: Engine, sequence: Sequence) -> None:
-    """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`.
-
-    If the sequence freed slots of unsure tokens, it is listed for `settle_unsure_slots`.
+    """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`. If the sequence freed
+    slots of unsure tokens, it is listed for `settle_unsure_slots`.
     """
     state = engine.state
     state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
@@ -135,9 +130,7 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add to `Unsure.slot_s` the time, up to `time_s`, of the slots of unsure tokens that were freed since the last
-    step.
-    """
+    """Add to `Unsure.slot_s` the time, up to `time_s`, of unsure tokens' slots freed since the last step."""
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]
@@ -157,9 +150,8 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
-    """Count the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each.
-
-    With `is_held`, the unsure tokens have had slots since an earlier time, which is kept.
+    """Count the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each. With
+    `is_held`, the unsure tokens have had slots since an earlier time, which is kept.
     """
     state = engine.state
     full = sequence.full_tokens

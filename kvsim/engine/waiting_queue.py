@@ -116,10 +116,8 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """End a pass: the sequences that it skipped come before the skipped sequences that it did not visit.
-
-    With `skipped_keep_places`, the sequences that it skipped return to the queue instead, unless they load or hold
-    blocks.
+    """End a pass: the sequences that it skipped come before the skipped sequences that it did not visit. With
+    `skipped_keep_places`, the sequences that it skipped return to the queue instead, unless they load or hold blocks.
     """
     state, half = engine.state, len(engine.skipped) // 2
     if engine.settings.skipped_keep_places:
@@ -156,7 +154,6 @@ def _put_back(engine: Engine) -> None:
 
 @part
 def _sort_in(engine: Engine, index: int) -> None:
-    """Move the skipped sequence at `index` forward to its position by priority."""
     number = engine.skipped[index]
     while index > 0 and _goes_before(engine, number, engine.skipped[index - 1]):
         engine.skipped[index] = engine.skipped[index - 1]
@@ -166,9 +163,8 @@ def _sort_in(engine: Engine, index: int) -> None:
 
 @part
 def is_more_important(engine: Engine, first: Sequence, second: Sequence) -> bool:
-    """Tell whether `first` goes before `second`: its priority is smaller, or equal and it arrived earlier.
-
-    Arrivals at the same time are in the order in which the engine got the requests.
+    """Tell whether `first` goes before `second`: its priority is smaller, or equal and it arrived earlier. Arrivals at
+    the same time are in the order in which the engine got the requests.
     """
     if first.priority != second.priority:
         return first.priority < second.priority
@@ -202,7 +198,6 @@ def _forget_passes(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _leave_pass(engine: Engine, sequence: Sequence) -> None:
-    """Remove the sequence that the pass visits from the skipped sequences or from the queue."""
     if sequence.is_skipped:
         engine.state.num_looked_at += 1
         sequence.is_skipped = False
@@ -212,7 +207,6 @@ def _leave_pass(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _unlink(engine: Engine, sequence: Sequence) -> None:
-    """Remove a sequence from the linked list or from the heap."""
     state = engine.state
     assert state.num_queued > 0
     state.num_queued -= 1
@@ -230,9 +224,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put sequence `number` into the heap: move the empty entry `index` up past the parents that `number` precedes, and
-    fill it.
-    """
+    """Fill the heap's empty entry `index`, moved up past parents that sequence `number` precedes, with it."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap
@@ -242,9 +234,7 @@ def _sift_up(engine: Engine, number: int, index: int) -> None:
 
 @part
 def _sift_down(engine: Engine, number: int, index: int) -> int:
-    """Move the heap's empty entry `index` down past the children that precede sequence `number`; return its new
-    index.
-    """
+    """Move the heap's empty entry `index` down past children that precede `number`; return its new index."""
     heap, size = engine.lines, engine.state.num_queued
     while 2 * index + 1 < size:
         child = 2 * index + 1

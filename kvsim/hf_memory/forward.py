@@ -82,9 +82,8 @@ class Forward:
         return self._model.num_kv_heads * self._model.head_dim
 
     def _mask(self, positions: int, keys: int) -> tuple[int, ...]:
-        """Allocate the boolean attention mask: whether each position may attend to each key.
-
-        Return its address in a tuple, which is empty if there is no mask.
+        """Allocate the boolean attention mask: whether each position may attend to each key. Return its address in a
+        tuple, which is empty if there is no mask.
         """
         if not self._masked:
             return ()
@@ -97,9 +96,8 @@ class Forward:
         return (mask,)
 
     def _rotary_angles(self, tokens: int) -> tuple[int, int]:
-        """Allocate the sines and cosines of the positions of `tokens` tokens. Return the addresses of both.
-
-        They are computed in single precision and converted to the type of the weights.
+        """Allocate the sines and cosines of the positions of `tokens` tokens. Return the addresses of both. They are
+        computed in single precision and converted to the type of the weights.
         """
         take, give, width = self._take, self._give, self._model.head_dim
         double = tokens * width * FLOAT32_BYTES
@@ -176,9 +174,8 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """Replace the keys and then the values of layer `number` by new tensors for `keys` tokens.
-
-        With `keep_cache`, existing tensors stay.
+        """Replace the keys and then the values of layer `number` by new tensors for `keys` tokens. With `keep_cache`,
+        existing tensors stay.
         """
         if keep_cache and number < len(self.cache):
             return

@@ -130,7 +130,6 @@ def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, ot
 def _counters(
     model: Model, batch: Batch, allocator: CachingAllocator, private_bytes: int, *, least_length: bool
 ) -> Iterator[tuple[int, ...]]:
-    """Run one call of `generate()`, and yield the values of `_COLUMNS` after each of its steps."""
     for _ in _steps(model, batch, allocator, least_length=least_length):
         now = allocator.counters
         reserved = now.reserved_bytes + private_bytes
@@ -139,7 +138,6 @@ def _counters(
 
 
 def _steps(model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> Iterator[None]:
-    """Run one call of `generate()`, and yield after each of its steps."""
     call = _Call(model, batch, allocator, least_length=least_length)
     for _ in range(batch.new_tokens):
         call.step()
@@ -189,10 +187,8 @@ class _Call:
         self._logits: int | None = None
 
     def step(self) -> None:
-        """Run one forward pass and choose one token for every row.
-
-        The logits stay alive after this step, as they are when a recorder reads the allocator before the stopping
-        criteria.
+        """Run one forward pass and choose one token for every row. The logits stay alive after this step, as they are
+        when a recorder reads the allocator before the stopping criteria.
         """
         self._drop_logits()
         self._logits = self._pass()
@@ -223,7 +219,6 @@ class _Call:
 
     def _choose(self) -> None:
         """Allocate the logits in single precision, and two tensors for each logits processor: a copy and the result.
-
         The scores of the step before are freed one after the other, when the variables that hold them get new values.
         """
         take, give = self._take, self._give

@@ -155,9 +155,7 @@ def _has_graphs(recording: Recording) -> bool:
 
 def _private_bytes(recording: Recording) -> int:
     """Return the bytes that captured graphs had reserved when the recording ended; an estimate if the recording does
-    not state them.
-
-    Other tensors cannot use this memory, and it is never freed.
+    not state them. Other tensors cannot use this memory, and it is never freed.
     """
     segments = recording.meta.extra.get("private_segment_bytes")
     if isinstance(segments, list):

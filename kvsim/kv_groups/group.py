@@ -57,9 +57,7 @@ class KVCacheGroup:
     num_layers: int
     """Number of layers in the group, over all pipeline stages."""
     page_bytes: int
-    """Number of bytes, with padding, that a block takes in one layer on one GPU. If layers differ, this is the first
-    layer.
-    """
+    """Bytes, with padding, that a block takes in one layer (the first, if they differ) on one GPU."""
     content_bytes: int | None = None
     """Number of bytes of a page (a block in one layer) without padding; None if the page has no padding."""
     window: int | None = None
@@ -69,9 +67,7 @@ class KVCacheGroup:
     window, or different ones.
     """
     spec: int = 0
-    """Number that is equal for groups of equal layers. One lookup of a prefix serves all groups with the same
-    number.
-    """
+    """Number that is equal for groups of equal layers, which are looked up together."""
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
@@ -107,9 +103,7 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """Return the group as an entry of `meta.kv_cache_groups` in a recording. Values that are None, 0 or False are
-        left out.
-        """
+        """Return the entry of `meta.kv_cache_groups` in a recording, without values None, 0 and False."""
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -161,9 +155,7 @@ class KVCacheLayout:
     bytes_per_block: int
     """Number of bytes that one block id takes in all layers of a GPU, on the pipeline stage where it takes the most."""
     scheduler_block_size: int
-    """Number of tokens between two boundaries at which blocks of every group end. A prefix hit ends at such a
-    boundary.
-    """
+    """Number of tokens between two boundaries at which blocks of all groups, and prefix hits, end."""
     hash_block_size: int
     """Number of tokens that one prefix hash covers."""
 
@@ -174,23 +166,19 @@ class KVCacheLayout:
 
     @property
     def unit_slots(self) -> int:
-        """Number of slots in a block. A slot is room for one token; with several groups, a slot is one byte.
-
-        Blocks of different groups may hold different numbers of tokens, but have the same number of bytes.
+        """Number of slots in a block. A slot is room for one token; with several groups, a slot is one byte. Blocks of
+        different groups may hold different numbers of tokens, but have the same number of bytes.
         """
         return self.groups[0].block_size if self.is_uniform else self.bytes_per_block
 
     @property
     def has_windows(self) -> bool:
-        """True if some group has windows, chunks or recurrent states. A sequence may then hold blocks that no later
-        step reads.
-        """
+        """True if some group has windows, chunks or states, so that held blocks may not be read again."""
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_some(self, group: KVCacheGroup) -> bool:
-        """Tell whether some full blocks of `group` are never cached, because no prefix hit can need them.
-
-        A hit ends at a boundary of all groups, and needs only the blocks of one window before it.
+        """Tell whether some full blocks of `group` are never cached, because no prefix hit can need them. A hit ends at
+        a boundary of all groups, and needs only the blocks of one window before it.
         """
         if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
             return False
@@ -207,7 +195,6 @@ class KVCacheLayout:
         return self._content_bytes(group) if group.kind is CacheKind.MAMBA else 0
 
     def _content_bytes(self, group: KVCacheGroup) -> int:
-        """Return the number of bytes that a block takes in all layers of `group`, without padding."""
         if len(self.groups) == 1 and group.content_bytes is None:
             return self.bytes_per_block
         return min(group.num_layers * (group.content_bytes or group.page_bytes), self.bytes_per_block)

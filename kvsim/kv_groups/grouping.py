@@ -29,25 +29,22 @@ class Grouping:
     """Groups of layers, and the layers' specs after their pages were made equal in size."""
 
     groups: tuple[tuple[int, ...], ...]
-    """Indices of the layers in each group."""
+    """Indices of each group's layers."""
     specs: tuple[LayerSpec, ...]
     """Spec of each layer. All layers have pages of the same size, unless `sums_pages` is True."""
     sums_pages: bool
     """True if there is one group whose layers have pages of different sizes. Each layer then has its own tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the number of bytes that one block id takes on a GPU with the layers `layers`; 0 if it has no
-        layers.
-        """
+        """Return the bytes that one block id takes on a GPU with the layers `layers`; 0 if there are none."""
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.sums_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])
         return max(map(len, mine)) * self.specs[self.groups[0][0]].page_bytes
 
     def layout(self, *, hash_block_size: int | None, caches_prefixes: bool, stages: Sequence[range]) -> KVCacheLayout:
-        """Return the layout of these groups. `stages` has the layers of each pipeline stage.
-
-        `hash_block_size` is the number of tokens that one prefix hash covers; None for vLLM's choice.
+        """Return the layout of these groups. `stages` has the layers of each pipeline stage. `hash_block_size` is the
+        number of tokens that one prefix hash covers; None for vLLM's choice.
         """
         seen: list[LayerSpec] = []
         groups = []
@@ -108,23 +105,19 @@ def _all_equal(specs: Sequence[LayerSpec]) -> bool:
 
 
 def _without_window(spec: LayerSpec) -> LayerSpec:
-    """Return the spec without its window if it is the spec of a full layer, and unchanged otherwise."""
     if spec.kind is not CacheKind.FULL or spec.window is None:
         return spec
     return replace(spec, window=None)
 
 
 def _check_windows(specs: Sequence[LayerSpec]) -> None:
-    """Refuse full layers with different windows in one group, as vLLM does."""
     windows = {spec.window for spec in specs if spec.window is not None}
     if len(windows) > 1 and all(spec.kind is CacheKind.FULL for spec in specs):
         raise UsageError(f"one group cannot hold windows of {' and '.join(map(str, sorted(windows)))} tokens.")
 
 
 def _one_kind(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all layers have the same block size and keep the same tokens or states. Their pages may differ in
-    size.
-    """
+    """Tell whether all layers have equal block sizes and keep the same tokens or states, in pages of any size."""
     first = specs[0]
     if any(spec.block_size != first.block_size for spec in specs):
         return False
@@ -159,9 +152,7 @@ def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
 
 
 def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
-    """Divide the layers into groups of equal specs and of about equal size; return the indices of each group's
-    layers.
-    """
+    """Divide the layers into groups of equal specs and about equal size; return each group's layers."""
     by_spec: dict[LayerSpec, list[int]] = {}
     for index, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(index)

@@ -55,9 +55,7 @@ class CachePlan:
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
     def longest_sequence(self) -> int:
-        """Return the length in tokens of the longest sequence that the pool admits, at most `max_model_len`; 0 if it
-        admits none.
-        """
+        """Return the tokens of the longest sequence that is admitted, at most `max_model_len`; 0 for none."""
         low, high = 0, self.settings.max_model_len
         while low < high:
             middle = (low + high + 1) // 2

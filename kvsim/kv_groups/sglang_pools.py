@@ -23,9 +23,7 @@ class SlotLayers:
     """Number of bytes that one token takes in each pool."""
 
     full_bytes: int
-    """Number of bytes of one token in the first pool: in the layers without a window, or in all layers if there is no
-    second pool.
-    """
+    """Bytes of one token in layers without a window, or in all layers if there is no second pool."""
     window_bytes: int = 0
     """Number of bytes of one token in the second pool, for layers with windows; 0 without a second pool."""
     window_tokens: int = 0
@@ -43,8 +41,7 @@ class SlotLayers:
         return cls(model.kv_bytes_per_token - window_bytes, window_bytes, max(tokens))
 
     def num_slots(self, kv_bytes: int, swa_full_tokens_ratio: float) -> int:
-        """Return the number of slots in the first pool if both pools together take `kv_bytes` bytes.
-
-        The second pool has `swa_full_tokens_ratio` times as many slots.
+        """Return the number of slots in the first pool if both pools together take `kv_bytes` bytes. The second pool
+        has `swa_full_tokens_ratio` times as many slots.
         """
         return int(kv_bytes // (self.full_bytes + swa_full_tokens_ratio * self.window_bytes))

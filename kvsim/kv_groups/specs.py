@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 BACKEND_BLOCK = 16
 """Number of tokens in the smallest block of FlashAttention and Triton, which is also vLLM's default block."""
 FLASHMLA_BLOCK = 64
-"""Number of tokens in a block of FlashMLA, which serves MLA with an fp8 cache on Hopper GPUs, and all sparse
-attention.
-"""
+"""Tokens in a block of FlashMLA: for MLA with an fp8 cache on Hopper GPUs, and for all sparse attention."""
 FLASHINFER_MLA_BLOCK = 32
 """Number of tokens in a block of FlashInfer's MLA kernels, on data-center Blackwell GPUs."""
 _DEFAULT_CHUNK = 2048
@@ -33,13 +31,10 @@ _DEFAULT_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Needs of one layer: kind of its cache, tokens and bytes of a block. Layers with equal specs may be in the same
-    group.
-    """
+    """Cache of one layer: its kind, and the tokens and bytes of a block. Layers of equal specs may share a group."""
 
     kind: CacheKind
     block_size: int
-    """Number of tokens in a block."""
     bytes_per_token: int
     """Number of bytes of one token on one GPU; 0 for a recurrent layer."""
     state_bytes: int = 0
@@ -98,9 +93,8 @@ class CacheSettings:
     uniform: bool = False
     """True to keep every token in every layer, as if no layer had a window."""
     mla_block_size: int | None = None
-    """Number of tokens in the smallest block of the GPU's backend for MLA.
-
-    None means a Hopper GPU: 16 (FlashAttention), or 64 with an fp8 cache (FlashMLA).
+    """Number of tokens in the smallest block of the GPU's backend for MLA. None means a Hopper GPU: 16
+    (FlashAttention), or 64 with an fp8 cache (FlashMLA).
     """
     hash_block_size: int | None = None
     """Number of tokens that one prefix hash covers; None for vLLM's choice."""
@@ -216,7 +210,6 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
 
 
 def _bytes_as_full(model: Model, layer: Layer) -> int | None:
-    """Return `LayerSpec.bytes_per_token_as_full` of an attention layer."""
     if isinstance(layer, SlidingWindow):
         full = FullAttention(
             num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, value_head_dim=layer.value_head_dim
@@ -229,7 +222,6 @@ def _bytes_as_full(model: Model, layer: Layer) -> int | None:
 
 
 def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
-    """Return `LayerSpec.layout` of an attention layer."""
     if isinstance(layer, FullAttention):
         return (layer.heads_on_gpu(model.tensor_parallel_size), layer.head_dim, layer.value_head_dim)
     return (layer,)
@@ -243,7 +235,6 @@ def _recurrent(
     page_bytes: int | None,
     settings: CacheSettings,
 ) -> LayerSpec:
-    """Return the spec of a recurrent layer, whose page is padded to `page_bytes`; None for no padding."""
     state_bytes = _state_bytes(model, layer, settings)
     return LayerSpec(
         kind=CacheKind.MAMBA,
@@ -277,7 +268,6 @@ def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size:
 
 
 def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int:
-    """Return the number of bytes of one state of `layer` on one GPU."""
     tensors = layer.state(model.tensor_parallel_size, settings.num_speculative_tokens)
     return sum(tensor.num_bytes for tensor in tensors)
 

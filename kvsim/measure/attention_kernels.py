@@ -39,9 +39,8 @@ _TOKEN_BYTES = 4
 
 
 def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
-    """Return the name of the attention kernels, and their times for each of `heads` in all launches of this module.
-
-    An entry of `heads` is like one of `HEADS`. Launches with more than `_MOST_BYTES` of keys and values are left out.
+    """Return the name of the attention kernels, and their times for each of `heads` in all launches of this module. An
+    entry of `heads` is like one of `HEADS`. Launches with more than `_MOST_BYTES` of keys and values are left out.
     """
     name, attend = _paged_attention()
     rows = []
@@ -84,9 +83,8 @@ def _paged_attention() -> tuple[str, Any]:
 def _vllm_attention(
     function: Any, version: int, batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int
 ) -> float:
-    """Return the seconds that vLLM's attention takes for a batch, with blocks in random order.
-
-    `batch` has the context and the number of queries of each sequence, in tokens; `width` is the size of a head.
+    """Return the seconds that vLLM's attention takes for a batch, with blocks in random order. `batch` has the context
+    and the number of queries of each sequence, in tokens; `width` is the size of a head.
     """
     contexts, tokens = [context for context, _ in batch], [count for _, count in batch]
     per_seq = -(-max(contexts) // _BLOCK)

@@ -32,9 +32,8 @@ def host_copy_rates() -> tuple[float, float]:
 
 
 def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
-    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and pairs (size in bytes, seconds).
-
-    With one GPU, both are empty.
+    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and pairs (size in bytes, seconds). With one
+    GPU, both are empty.
     """
     if num_gpus == 1:
         return "", ()
@@ -63,7 +62,7 @@ def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
 
 
 def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
-    """Return the seconds of one all-reduce: the median of five replays of a captured graph."""
+    """Return the seconds of one all-reduce: the median of five replays of a graph."""
     reduce()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -85,9 +84,7 @@ def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
 
 def _connect(rank: int, num_gpus: int, port: int) -> tuple[str, Callable[[Any], Any], Any]:
     """Join the group of all ranks. Return the name of its all-reduce, the function, and a context for capturing the
-    function.
-
-    vLLM's all-reduce is taken if vLLM can be imported, otherwise NCCL's.
+    function. vLLM's all-reduce is taken if vLLM can be imported, otherwise NCCL's.
     """
     from contextlib import nullcontext  # noqa: PLC0415
 

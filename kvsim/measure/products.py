@@ -48,7 +48,6 @@ def measure_products(shapes: Sequence[tuple[int, int]], sizes: Sequence[int] = S
 
 
 def _product_s(x: Any, weights: Sequence[Any], *, fp8: bool) -> float:
-    """Return the mean seconds of the products of `x` with each matrix in `weights`, all of the same shape."""
     out = torch.empty(len(x), len(weights[0]), device="cuda", dtype=torch.bfloat16)
     return seconds_per_call(list(_calls(x, weights, out, fp8=fp8)))
 

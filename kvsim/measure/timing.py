@@ -23,9 +23,8 @@ _LAUNCHES = 400
 
 
 def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
-    """Return the mean seconds of a call on the GPU, when all `calls` run one after the other in a captured graph.
-
-    Calls should use different memory, so that no call finds its inputs in the GPU's cache.
+    """Return the mean seconds of a call on the GPU, when all `calls` run one after the other in a captured graph. Calls
+    should use different memory, so that no call finds its inputs in the GPU's cache.
     """
     calls[0]()  # libraries choose and load their kernels at the first call
     torch.cuda.synchronize()
@@ -49,9 +48,8 @@ def _elapsed_s(call: Callable[[], Any]) -> float:
 
 
 def launch_s() -> float:
-    """Return the seconds in which this host launches one small kernel while the GPU is idle.
-
-    The fastest of many rounds counts, because other processes can only slow a round down.
+    """Return the seconds in which this host launches one small kernel while the GPU is idle. The fastest of many rounds
+    counts, because other processes can only slow a round down.
     """
     x = torch.zeros(8, device="cuda")
     best, until = float("inf"), time.perf_counter() + _LAUNCHES_S

@@ -56,9 +56,7 @@ class Counters:
     reserved_bytes: int
     """Bytes of all segments that the driver has given and not got back."""
     inactive_split_bytes: int
-    """Bytes of free blocks in segments that also have a block in use. Such segments cannot be returned to the
-    driver.
-    """
+    """Bytes of free blocks in segments with a block in use, which cannot be returned to the driver."""
     segments: int
 
 
@@ -217,9 +215,7 @@ class CachingAllocator:
             raise IntegrityError("the lists of cached blocks differ from the free blocks of the segments.")
 
     def _new_segment(self, size: int, small: bool, pool: list[tuple[int, int]]) -> _SegmentPiece:
-        """Take a segment for `size` bytes from the driver; return it as one free block, which is not in its `pool`
-        yet.
-        """
+        """Take a segment for `size` bytes from the driver; return it as a free block that is not cached yet."""
         segment = SMALL_SEGMENT_BYTES if small else LARGE_SEGMENT_BYTES
         if size >= OWN_SEGMENT_BYTES:
             segment = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
@@ -241,12 +237,10 @@ class CachingAllocator:
         return self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes
 
     def _below_the_last(self, num_bytes: int) -> int:
-        """Return the address of a new segment, right below the segment that was created last."""
         self._lowest -= num_bytes
         return self._lowest
 
     def _cut(self, block: _SegmentPiece, size: int) -> None:
-        """Shorten `block` to `size` bytes, and cache the rest as a free block."""
         rest = _SegmentPiece(block.address + size, block.size - size, block.pool)
         rest.before, rest.after = block, block.after
         if rest.after is not None:
@@ -256,14 +250,12 @@ class CachingAllocator:
         self._cache(rest)
 
     def _cache(self, block: _SegmentPiece) -> None:
-        """Add a free block to the cache of its pool."""
         insort(block.pool, (block.size, block.address))
         self._free[block.address] = block
         if block.before or block.after:
             self.inactive_split_bytes += block.size
 
     def _uncache(self, block: _SegmentPiece) -> None:
-        """Remove a free block from the cache of its pool."""
         del self._free[block.address]
         block.pool.pop(bisect_left(block.pool, (block.size, block.address)))
         if block.before or block.after:

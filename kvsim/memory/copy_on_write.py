@@ -56,9 +56,7 @@ class CountedBlocks:
             self._refs[block] += 1
 
     def free(self, blocks: Iterable[int]) -> None:
-        """Remove one table from the reference count of each of the `blocks`. A block that is in no table becomes
-        free.
-        """
+        """Remove one table from the count of each of the `blocks`. A block in no table becomes free."""
         for block in blocks:
             self._refs[block] -= 1
             if not self._refs[block]:
@@ -236,9 +234,7 @@ def beam_search(
 
 
 def _forks(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
-    """Replace the beams: return a fork of beam `parents[i]` for each index `i`, and free the beams that are no
-    parents.
-    """
+    """Return a fork of beam `parents[i]` for each `i`, and free the beams that are no parents."""
     forks = []
     for parent, count in Counter(parents).items():
         forks += [beams[parent], *(cache.fork(beams[parent]) for _ in range(count - 1))]

@@ -66,9 +66,7 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
 
 
 def padded(lengths: Sequence[int], batch_size: int) -> Packing:
-    """Give each sequence a row of its own, in order. All rows of a batch of `batch_size` sequences are as long as its
-    longest sequence.
-    """
+    """Give each sequence a row, in order, as long as the longest sequence among the `batch_size` of its batch."""
     _check(lengths)
     if batch_size < 1:
         raise UsageError(f"a batch of {batch_size} rows was asked for; ask for at least 1.")
@@ -91,9 +89,7 @@ class _FreeTokens:
         """
 
     def take_first(self, size: int) -> int:
-        """Take `size` tokens of the first row that has enough free tokens; return the index of the row. Such a row must
-        exist.
-        """
+        """Take `size` tokens of the first row with enough free tokens, which must exist; return its index."""
         free, node = self._free, 1
         while node < self._leaves:
             node *= 2
@@ -106,9 +102,7 @@ class _FreeTokens:
 
 
 def largest_batch(capacity_slots: int, tokens: int) -> int:
-    """Return the number of sequences of `tokens` tokens, prompt and answer together, that fit into `capacity_slots`
-    slots.
-    """
+    """Return the number of sequences of `tokens` tokens, prompt and answer, that fit into `capacity_slots`."""
     if tokens < 2:
         raise UsageError(f"rows of {tokens} tokens were asked for; a prompt and an answer have at least 2.")
     return capacity_slots // (tokens - 1)  # the last token is never written

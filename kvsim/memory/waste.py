@@ -37,15 +37,11 @@ class SlotState(IntEnum):
     PADDING = 3
     """Written or held only because all rows of a batch have the same length."""
     EXPIRED = 4
-    """Held, with the KV of a token that no later step reads, because the windows of all layers have passed the
-    token.
-    """
+    """Held, with the KV of a token that no later step reads, because all layers' windows have passed it."""
     CACHED = 5
     """Allocatable and in no table. Holds the KV of a cached prefix, which a request can hit."""
     EXTERNAL = 6
-    """Free, but in a piece that is too small for the first request in the queue; or added to an allocation by rounding
-    up.
-    """
+    """Free, but in a piece too small for the head of the queue; or added to an allocation by rounding."""
     FREE = 7
     """Allocatable, in no table and not cached."""
 
@@ -89,9 +85,7 @@ def split_extent(
 
 
 class SlotTotals(NamedTuple):
-    """Numbers of slots from which `states` computes the eight states. Each is a number for one moment, or an array for
-    several.
-    """
+    """Numbers of slots from which `states` computes the eight states, at one moment or, as arrays, at several."""
 
     free: Any
     """Number of slots in no table."""
@@ -113,9 +107,8 @@ class SlotTotals(NamedTuple):
     """Number of written slots whose tokens no later step reads. A shared slot counts once."""
 
     def states(self, capacity: int) -> npt.NDArray[np.int64]:
-        """Return the number of slots in each state, for a pool of `capacity` slots.
-
-        The shape is (8,), or (8, moments) if the totals are arrays. The order is that of `SlotState`.
+        """Return the number of slots in each state, for a pool of `capacity` slots. The shape is (8,), or (8, moments)
+        if the totals are arrays. The order is that of `SlotState`.
         """
         empty = np.asarray(self.free) - self.cached
         unusable = np.minimum(self.unusable, empty)

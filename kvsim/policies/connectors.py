@@ -134,9 +134,8 @@ class Connector:
 
 
 def refuse_with_connector(policy: Paged, where: str) -> None:
-    """Refuse settings that kvsim does not simulate together with a KV connector.
-
-    `where` completes the error "... is not modelled {where}".
+    """Refuse settings that kvsim does not simulate together with a KV connector. `where` completes the error "... is
+    not modelled {where}".
     """
     for name, value in (
         ("--kv-offloading-size", policy.cache.kv_offloading_size),

@@ -129,9 +129,8 @@ class Candidates(Sequence[CachedBlock]):
 
 
 class StepInMaking(Protocol):
-    """The step being scheduled: the queues, the free memory, and the actions that a policy may take.
-
-    A request is the same Python object in all steps of a run.
+    """The step being scheduled: the queues, the free memory, and the actions that a policy may take. A request is the
+    same Python object in all steps of a run.
     """
 
     @property
@@ -167,9 +166,8 @@ class StepInMaking(Protocol):
         """
 
     def serve_running(self) -> None:
-        """Schedule the next tokens of every running request by vLLM's rule, in order of admission.
-
-        If the pool has no free unit, `CustomPolicy.victim` chooses the request to preempt.
+        """Schedule the next tokens of every running request by vLLM's rule, in order of admission. If the pool has no
+        free unit, `CustomPolicy.victim` chooses the request to preempt.
         """
 
     def admit_waiting(self) -> None:
@@ -214,9 +212,8 @@ class Allocator(Protocol):
         """Free `units`, which are the whole table of `request` in the order of its tokens."""
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002  an allocator that fragments looks at it
-        """Return the number of free units in pieces that are too small for `request`, the head of the queue.
-
-        These units count as external fragmentation. The default is 0, because any unit may serve any request.
+        """Return the number of free units in pieces that are too small for `request`, the head of the queue. These
+        units count as external fragmentation. The default is 0, because any unit may serve any request.
         """
         return 0
 
@@ -246,15 +243,13 @@ class SharingAllocator(Protocol):
         """
 
     def cache(self, request: ServedRequest, unit: int, key: int) -> None:
-        """Record that `unit`, in the table of `request`, holds the prefix with this key.
-
-        It is called when the step that fills the unit is scheduled, so other requests of this step may share the unit.
+        """Record that `unit`, in the table of `request`, holds the prefix with this key. It is called when the step
+        that fills the unit is scheduled, so other requests of this step may share the unit.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> Iterable[int]:
-        """Free the units of `request` that are in no other table, in the order of its tokens.
-
-        Return the units that stay in the prefix cache. They are counted as cached until `allocate` returns them again.
+        """Free the units of `request` that are in no other table, in the order of its tokens. Return the units that
+        stay in the prefix cache. They are counted as cached until `allocate` returns them again.
         """
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002
@@ -267,9 +262,8 @@ AnyAllocator: TypeAlias = Allocator | SharingAllocator
 
 @runtime_checkable
 class CustomPolicy(Protocol):
-    """A policy in Python. Inherit from this class and override hooks; the others follow vLLM's rules.
-
-    An instance may keep state between calls. Use a new instance for every run.
+    """A policy in Python. Inherit from this class and override hooks; the others follow vLLM's rules. An instance may
+    keep state between calls. Use a new instance for every run.
     """
 
     name: str = "own"
@@ -281,15 +275,13 @@ class CustomPolicy(Protocol):
     source: str = ""
     """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""
     allocator: Callable[[int, int], AnyAllocator] | None = None
-    """Class or function that makes the allocator of a run; None for vLLM's cache.
-
-    Its arguments are the number of units in the pool, and the number of tokens in a unit.
+    """Class or function that makes the allocator of a run; None for vLLM's cache. Its arguments are the number of units
+    in the pool, and the number of tokens in a unit.
     """
 
     def admit(self, step: StepInMaking) -> ServedRequest | None:
-        """Return the request of `step.waiting` to admit next; None to admit no more requests in this step.
-
-        There is at least one waiting request. If the returned request does not fit, the step admits no more requests.
+        """Return the request of `step.waiting` to admit next; None to admit no more requests in this step. There is at
+        least one waiting request. If the returned request does not fit, the step admits no more requests.
         """
         return step.waiting[0]
 
@@ -399,9 +391,8 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Raise a `UsageError` if a method of a policy or an allocator is never called because its name is misspelt.
-
-    A name counts as misspelt if it is close to that of a method that kvsim calls.
+    """Raise a `UsageError` if a method of a policy or an allocator is never called because its name is misspelt. A name
+    counts as misspelt if it is close to that of a method that kvsim calls.
     """
     _check_names(type(policy), (CustomPolicy,))
     if isinstance(policy.allocator, type):
@@ -414,9 +405,8 @@ def check_allocator_names(kind: type) -> None:
 
 
 def _check_names(kind: type, protocols: Sequence[type]) -> None:
-    """Refuse a class with a method, its own or inherited, whose name is close to that of a method of `protocols`.
-
-    If the class also has the method of `protocols`, the one with the close name is accepted as a helper.
+    """Refuse a class with a method, its own or inherited, whose name is close to that of a method of `protocols`. If
+    the class also has the method of `protocols`, the one with the close name is accepted as a helper.
     """
     hooks = {name: protocol for protocol in protocols for name in dir(protocol) if not name.startswith("_")}
     # Defaults inherited from a protocol do not count: a misspelt override leaves them in place.

@@ -20,10 +20,8 @@ COUNTS_EVERY_S = 0.1
 
 
 def steps_between_syncs(release: str) -> int:
-    """Return the number of steps after which ranks that share experts check again whether any rank has requests.
-
-    It is 16 in vLLM 0.33 and 32 in 0.25.1. That the number changed in the same release as the balancing is an
-    assumption.
+    """Return the number of steps after which ranks that share experts check again whether any rank has requests. It is
+    16 in vLLM 0.33 and 32 in 0.25.1. That the number changed in the same release as the balancing is an assumption.
     """
     return 16 if rules_of(release).balances_own else 32
 
@@ -86,7 +84,6 @@ class RankBalancer:
             self.in_flight[rank] -= 1
 
     def _score(self, rank: int) -> float:
-        """Return the score of a rank; the rank with the lowest score is chosen."""
         load = self.loads[rank]
         waiting, running = load.num_waiting, load.num_running
         if not self.counts_own:

@@ -31,9 +31,8 @@ _MOST_FILE_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
-    """Numbers of drafts for each request, in cyclic lists.
-
-    After `k` output tokens, a request uses `values[first + k % length]`. The lists of several requests may overlap.
+    """Numbers of drafts for each request, in cyclic lists. After `k` output tokens, a request uses `values[first + k %
+    length]`. The lists of several requests may overlap.
     """
 
     values: npt.NDArray[np.int64]
@@ -51,10 +50,8 @@ class DraftCounts:
 
     @classmethod
     def draw(cls, rates: Sequence[float], seed: int, rows: range) -> Self:
-        """Draw the numbers of accepted drafts of the requests in `rows` of a workload.
-
-        `rates[i]` is the share of steps that accept draft `i` and all drafts before it, as in `rates_of`. Equal seeds
-        give equal numbers.
+        """Draw the numbers of accepted drafts of the requests in `rows` of a workload. `rates[i]` is the share of steps
+        that accept draft `i` and all drafts before it, as in `rates_of`. Equal seeds give equal numbers.
         """
         # One uniform number decides a whole step: it accepts the drafts whose rate is above the number. Rates never
         # rise from position to position, so these are the first drafts, without a gap.

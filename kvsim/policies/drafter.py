@@ -64,7 +64,6 @@ def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
 
 
 def _head_parameters(model: Model, *, is_eagle3: bool) -> int:
-    """Return the number of parameters of an EAGLE head or, with `is_eagle3`, of an EAGLE3 head."""
     hidden, heads = model.hidden_size, model.num_attention_heads * model.head_dim
     kv = model.num_kv_heads * model.head_dim
     wide = 2 * hidden if is_eagle3 else hidden

@@ -39,9 +39,7 @@ class Drafts:
     """True if fewer requests may run, so that a step has room for the `lookahead_tokens` of each."""
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` tokens are drafted for each
-    request.
-
-    Empty if `num_tokens` are drafted after every step.
+    request. Empty if `num_tokens` are drafted after every step.
     """
     accepted: DraftCounts
     """Lists of the numbers of accepted drafts of each request. A request without a list accepts all drafts."""
@@ -59,10 +57,8 @@ class Drafts:
         proposed: DraftCounts,
         has_connector: bool = False,
     ) -> Self:
-        """Return how drafting with `config` changes the scheduler and the cache in a release of vLLM.
-
-        The prefix key of a block may then also cover tokens after the block (`ahead_tokens`), but not with a KV
-        connector.
+        """Return how drafting with `config` changes the scheduler and the cache in a release of vLLM. The prefix key of
+        a block may then also cover tokens after the block (`ahead_tokens`), but not with a KV connector.
         """
         check_feature(release, "speculative decoding")
         if has_connector:
@@ -101,9 +97,7 @@ class Drafts:
 
     def numbers_by_batch(self, most: int) -> list[int]:
         """Return the number of tokens drafted for each request after a step of `size` requests, for each size from 0 to
-        `most`.
-
-        The list is empty without `by_batch`.
+        `most`. The list is empty without `by_batch`.
         """
         if not self.by_batch:
             return []

@@ -52,9 +52,8 @@ class Pipeline:
         return size
 
     def max_in_flight_tokens(self, scheduler: ContinuousSettings) -> int:
-        """Return the number of tokens for which a sliding window holds blocks beyond its own size.
-
-        These are the tokens of one step or, in newer releases, of all steps in flight.
+        """Return the number of tokens for which a sliding window holds blocks beyond its own size. These are the tokens
+        of one step or, in newer releases, of all steps in flight.
         """
         waits = rules_of(scheduler.vllm).windows_wait
         steps = self.most_in_flight(async_scheduling=scheduler.async_scheduling) if waits else 1

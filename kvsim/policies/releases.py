@@ -28,9 +28,8 @@ class ReusedFirst(Enum):
 
 
 class Junction(Enum):
-    """Treatment of a prefix that all groups but the recurrent ones have cached.
-
-    A request computes such a prefix again. The token at which the prefix ends is the junction.
+    """Treatment of a prefix that all groups but the recurrent ones have cached. A request computes such a prefix again.
+    The token at which the prefix ends is the junction.
     """
 
     UNUSED = "Steps do not end at junctions."
@@ -110,9 +109,8 @@ class Defaults:
             ("0.30.0", 0, "Windows and states are kept for hits only at the last boundary of each prompt.")
         ),
     )
-    """Number of tokens between the boundaries at which windows and states are kept for prefix hits.
-
-    None keeps them at all boundaries, 0 only at the last boundary of each prompt.
+    """Number of tokens between the boundaries at which windows and states are kept for prefix hits. None keeps them at
+    all boundaries, 0 only at the last boundary of each prompt.
     """
 
 
@@ -378,9 +376,8 @@ def is_known(release: str) -> bool:
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a warning that names the release whose rules are followed in place of `release`, in a list.
-
-    The list is empty if `release` is known.
+    """Return a warning that names the release whose rules are followed in place of `release`, in a list. The list is
+    empty if `release` is known.
     """
     if is_known(release):
         return []
@@ -464,9 +461,8 @@ def defaults_of(release: str) -> Defaults:
 
 
 def varied(release: str, values: Mapping[str, Any]) -> str:
-    """Return a name for `release` with some rules or defaults replaced, such as "0.25.1+windows_wait=yes".
-
-    The name is accepted in place of a release, so that the effect of a single rule can be simulated.
+    """Return a name for `release` with some rules or defaults replaced, such as "0.25.1+windows_wait=yes". The name is
+    accepted in place of a release, so that the effect of a single rule can be simulated.
     """
     texts = {name: {value: text for text, value in _values(name).items()} for name in values}
     return "+".join([release, *(f"{name}={texts[name][value]}" for name, value in values.items())])
@@ -502,9 +498,8 @@ def net_changes(old: str, new: str) -> tuple[Change, ...]:
 
 
 def _values_at(release: str, kind: type) -> dict[str, Any]:
-    """Return the values of those fields of `kind` that differ from the oldest release, by name.
-
-    These are changed by a release up to `release`, or replaced in a name made by `varied`.
+    """Return the values of those fields of `kind` that differ from the oldest release, by name. These are changed by a
+    release up to `release`, or replaced in a name made by `varied`.
     """
     names = {each.name for each in fields(kind)}
     changes = (change for change in CHANGES if number_of(change.since) <= number_of(release))

@@ -76,9 +76,8 @@ class RoutedServer(Protocol):
 
     @property
     def hit_tokens(self) -> int:
-        """Number of leading tokens of the next request's prompt in the server's prefix cache.
-
-        With `--route-lag`, this is the number at an earlier time.
+        """Number of leading tokens of the next request's prompt in the server's prefix cache. With `--route-lag`, this
+        is the number at an earlier time.
         """
 
     @property
@@ -127,9 +126,8 @@ class PowerOfTwo:
 
 
 class SessionAffinity:
-    """Router that sends all requests of a session to the same server.
-
-    The first request of a session goes to the server with the fewest requests at that time.
+    """Router that sends all requests of a session to the same server. The first request of a session goes to the server
+    with the fewest requests at that time.
     """
 
     def __init__(self) -> None:
@@ -142,9 +140,8 @@ class SessionAffinity:
 
 
 def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the number of the server with the most tokens of the prompt in its prefix cache.
-
-    Among equals, it is the server with the fewest requests.
+    """Return the number of the server with the most tokens of the prompt in its prefix cache. Among equals, it is the
+    server with the fewest requests.
     """
     return min(servers, key=lambda server: (-server.hit_tokens, server.num_requests)).number
 
@@ -220,7 +217,6 @@ class _RanksTogether:
     """Several data-parallel ranks as one `RoutedServer`. The pools of the ranks have the same size."""
 
     def __init__(self, number: int, ranks: Sequence[RoutedServer]) -> None:
-        """Combine `ranks` into server number `number`."""
         self.number, self.ranks = number, ranks
 
     @property
@@ -262,7 +258,6 @@ class _RanksTogether:
 
 class ServersOfRanks:
     """Router for servers with data-parallel ranks. It chooses a server, and the server's front end then chooses a rank.
-
     The server is chosen by sums over its ranks, and by the longest cached prefix on any rank.
     """
 

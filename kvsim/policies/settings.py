@@ -38,7 +38,6 @@ _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 
 def _acceptance_text(acceptance: Any) -> str:
-    """Return the setting `acceptance`, which may be a number, a sequence of numbers or a path, as a text."""
     if isinstance(acceptance, list | tuple):
         return ",".join(str(share) for share in acceptance)
     return str(acceptance)
@@ -104,9 +103,7 @@ class Eviction(Enum):
     """The least recently used block."""
     ARC = "arc"
     """Adaptive replacement (ARC): one list of blocks used once, and one of blocks used again, each with a target
-    length.
-
-    The list that exceeds its target loses its least recently used block.
+    length. The list that exceeds its target loses its least recently used block.
     """
 
 
@@ -220,7 +217,6 @@ class ContinuousSettings:
         return SpeculativeConfig.parse(self.speculative_config) if self.speculative_config else None
 
     def _check_drafts(self, drafting: SpeculativeConfig) -> None:
-        """Raise a `UsageError` if the release does not support this configuration of speculative decoding."""
         check_feature(self.vllm, "speculative decoding")
         drafting.check_known_to(self.vllm)
         if not drafting.synthetic_rates:
@@ -296,9 +292,8 @@ class ContinuousSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedSettings:
-    """Settings of the paged cache. The defaults are those of vLLM 0.25.1.
-
-    The swap of vLLM 0.x, off by default, was not compared with vLLM; see docs/conformance.md.
+    """Settings of the paged cache. The defaults are those of vLLM 0.25.1. The swap of vLLM 0.x, off by default, was not
+    compared with vLLM; see docs/conformance.md.
     """
 
     block_size: int = setting(
@@ -466,9 +461,8 @@ class StaticSettings:
 
 
 class EngineDefaults(Enum):
-    """vLLM's defaults (`max_num_seqs`, `max_num_batched_tokens`) for each entry point and size of GPU.
-
-    "Large" is a GPU of at least 70 GiB that is not an A100.
+    """vLLM's defaults (`max_num_seqs`, `max_num_batched_tokens`) for each entry point and size of GPU. "Large" is a GPU
+    of at least 70 GiB that is not an A100.
     """
 
     LLM_LARGE = (1024, 16384)

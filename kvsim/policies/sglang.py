@@ -33,10 +33,8 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangSettings:
-    """Settings of SGLang's scheduler. The defaults are those of SGLang on a GPU of 60 to 160 GiB.
-
-    `kvsim run` and the name "radix" use the defaults for the given GPU instead
-    (`kvsim.sizing.sglang_budget.defaults_on`).
+    """Settings of SGLang's scheduler. The defaults are those of SGLang on a GPU of 60 to 160 GiB. `kvsim run` and the
+    name "radix" use the defaults for the given GPU instead (`kvsim.sizing.sglang_budget.defaults_on`).
     """
 
     max_running_requests: int = setting(
@@ -173,10 +171,8 @@ class RadixSettings:
 
 
 def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, size_gb: float) -> int:
-    """Return the number of pages in HiCache's host memory.
-
-    The memory has `size_gb` x 10^9 bytes or, if `size_gb` is 0, `ratio` times the pages of the device. SGLang adds one
-    page to the whole pages that fit.
+    """Return the number of pages in HiCache's host memory. The memory has `size_gb` x 10^9 bytes or, if `size_gb` is 0,
+    `ratio` times the pages of the device. SGLang adds one page to the whole pages that fit.
     """
     if size_gb:
         return int(size_gb * _GIGA) * page_size // page_bytes // page_size + 1
@@ -207,9 +203,7 @@ class Radix:
 
     def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
         """Return the number of slots of the first pool, a multiple of the page size, if both pools take `kv_bytes`
-        bytes.
-
-        The second pool is for layers with windows.
+        bytes. The second pool is for layers with windows.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if layers.window_tokens and self.cache.disable_radix_cache and chunk > 0:
@@ -241,9 +235,7 @@ class Radix:
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
         """Return the largest number of output tokens for each prompt in a pool of `num_slots` slots:
-        int64[len(prompt_tokens)].
-
-        A request whose number is 0 still gets one output token.
+        int64[len(prompt_tokens)]. A request whose number is 0 still gets one output token.
         """
         pages = -(-prompt_tokens // self.unit_tokens)
         pool_limit = num_slots - pages * self.unit_tokens - self.unit_tokens - 1

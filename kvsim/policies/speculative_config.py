@@ -55,12 +55,9 @@ class SpeculativeConfig:
     num_tokens: int
     """Number of tokens drafted for every request and step (`num_speculative_tokens`)."""
     model: str | None = None
-    """Name of the draft model."""
     by_batch: tuple[tuple[int, int, int], ...] = ()
     """Entries (from, to, tokens) of `num_speculative_tokens_per_batch_size`: after a step of `from` to `to` requests,
-    `tokens` tokens are drafted for each request.
-
-    Empty if the number is always `num_tokens`.
+    `tokens` tokens are drafted for each request. Empty if the number is always `num_tokens`.
     """
     is_parallel: bool = False
     """True if all drafts of a request come from one pass of the draft model (`parallel_drafting`)."""
@@ -74,9 +71,7 @@ class SpeculativeConfig:
     quantization: str | None = None
     synthetic_rates: tuple[float, ...] = ()
     """Acceptance rates by position with which vLLM itself draws accepted drafts (`rejection_sample_method`
-    "synthetic").
-
-    Empty if the model verifies drafts.
+    "synthetic"). Empty if the model verifies drafts.
     """
     num_modules: int = 1
     """Number of modules for multi-token prediction (MTP), which draft one after the other."""
@@ -236,7 +231,6 @@ def read_config(text: str) -> dict[str, Any]:
 
 
 def _check_keys(document: Mapping[str, Any]) -> None:
-    """Refuse unknown keys, and values of a wrong type."""
     if "tensor_parallel_size" in document:
         raise UsageError("speculative_config takes draft_tensor_parallel_size, not tensor_parallel_size.")
     for name, value in document.items():
@@ -266,7 +260,6 @@ def _method_of(given: Mapping[str, Any]) -> str:
 
 
 def _ranges(entries: Sequence[Any], num_tokens: int) -> tuple[tuple[int, int, int], ...]:
-    """Return the entries of `num_speculative_tokens_per_batch_size` as tuples (from, to, tokens), after a check."""
     name, before = "num_speculative_tokens_per_batch_size", 0
     for entry in entries:
         numbers = tuple(entry) if isinstance(entry, list | tuple) else ()

@@ -72,9 +72,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence. Blocks that a transfer still reads or writes are kept until the transfer's end is
-    reported.
-    """
+    """Free all blocks of a sequence, except those that a transfer reads or writes until its end is reported."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     external_kv.end_prefilling(engine, sequence)
@@ -103,17 +101,13 @@ def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a transfer has not been reported as ended. The engine then calls the scheduler again, even without a
-    batch.
-    """
+    """Tell whether a transfer has not been reported as ended, so that the scheduler is called again."""
     return engine.connector.state.num_held > 0 or engine.connector.state.num_loading > 0
 
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Record this step in each sequence of the batch, and end the reservations of the prompts that the step
-    completes.
-    """
+    """Record this step in each of its sequences, and end the reservations of prompts that the step completes."""
     state = engine.state
     external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
 
@@ -163,9 +157,7 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Schedule a report with the output of `step`: a load has ended if `is_load`, otherwise the kept blocks have been
-    read.
-    """
+    """Schedule a report with the output of `step`: a load has ended if `is_load`, else kept blocks were read."""
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -176,9 +168,7 @@ def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None
 
 @part
 def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens that can be loaded after the first `hit_tokens`; `SKIP` while the store has not
-    answered.
-    """
+    """Return the number of tokens to load after the first `hit_tokens`; `SKIP` if the store has not answered."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     if connector.settings.is_store:
@@ -196,7 +186,6 @@ def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 
 @part
 def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: int) -> bool:
-    """Allocate blocks for the load of a waiting sequence and begin it; return False if the pool lacks the blocks."""
     connector = engine.connector
     if not external_kv.begin_load(engine, sequence, hit_tokens, hit_tokens + external):
         return False
@@ -210,9 +199,8 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
 
 @part
 def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
-    """Record that a sequence has its blocks, and that `external` of its tokens come from outside.
-
-    A load fills the table from entry `Transfer.loads_from` on. The blocks before that entry are in the prefix cache.
+    """Record that a sequence has its blocks, and that `external` of its tokens come from outside. A load fills the
+    table from entry `Transfer.loads_from` on. The blocks before that entry are in the prefix cache.
     """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
@@ -255,7 +243,6 @@ def _record_begin(engine: Engine, sequence: Sequence, first: int, num_tokens: in
 
 @part
 def _hold(engine: Engine, sequence: Sequence) -> None:
-    """Keep the blocks of an ended sequence until the end of its transfer is reported."""
     engine.connector.transfers[sequence.number].is_held = True
     engine.connector.state.num_held += 1
 

@@ -54,7 +54,6 @@ def connector_tables(
 
 
 def _transfers(connector: Connector, exchanges: list[Exchange], *, compiled: bool) -> Records[Transfer]:
-    """Return one record for the transfers of each request. Record 0 is not used."""
     transfers = make(Transfer, len(exchanges) + 1, compiled=compiled)
     num_bad = np.array([len(exchange.bad) for exchange in exchanges], np.int64)
     remotes = [exchange.remote for exchange in exchanges]

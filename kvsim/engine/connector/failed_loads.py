@@ -20,9 +20,8 @@ other sequences with the block need not.
 
 @part
 def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
-    """Schedule the report of the blocks that failed in a sequence's load, with the output of `step`.
-
-    `first` is the table entry from which `ConnectorTables.bad_places` are counted. A sequence reports only once.
+    """Schedule the report of the blocks that failed in a sequence's load, with the output of `step`. `first` is the
+    table entry from which `ConnectorTables.bad_places` are counted. A sequence reports only once.
     """
     connector = engine.connector
     transfer, table = connector.transfers[sequence.number], table_of(engine, sequence, 0)
@@ -75,7 +74,6 @@ def _mark(engine: Engine) -> bool:
 
 @part
 def _unmark(engine: Engine) -> None:
-    """Clear the marks of the blocks that were reported as bad with this output, and delete the reports."""
     connector, kept = engine.connector, 0
     for index in range(connector.state.num_bad):
         bad = connector.bad_blocks[index]
@@ -118,7 +116,6 @@ def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bo
 
 @part
 def _forget(engine: Engine, begin: int, end: int) -> None:
-    """Remove the blocks `Engine.entries[begin:end]` from the prefix cache."""
     for entry in range(begin, end):
         block = engine.entries[entry]
         if engine.blocks[block].key != NO_KEY:

@@ -39,9 +39,7 @@ class Cached:
         self.rank: Any = None
         """Latest rank that the policy's rule gave the block; None if it was never ranked."""
         self.ranking: int | None = None
-        """Number of the block's valid entry in the heap of ranked blocks; None if it has none, because it is in use or
-        the rule ranks no blocks.
-        """
+        """Number of the block's entry in the heap of ranked free blocks; None if it has no valid entry."""
         self.place = 0
         """Index of the block's row in `FreeColumns`. Valid only while the block is free."""
 
@@ -58,9 +56,7 @@ class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
     def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
-        """Begin with an empty prefix cache. The free block with the smallest `rank` is evicted first; None if the rule
-        does not rank blocks.
-        """
+        """Begin with an empty cache. The free block with the smallest `rank` is evicted first; None: no ranks."""
         self._by_unit: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """Cached blocks that no table holds, by block id, the least recently freed first."""
@@ -69,9 +65,7 @@ class CachedBlocks:
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
         """Keys of the cached prefixes that are one block longer than a prefix, by the key of that prefix."""
         self._below: dict[int, int] | None = None
-        """Number of tokens in the cached blocks that continue a prefix, by the key of the prefix; None until a rule
-        asks.
-        """
+        """Number of tokens in the cached blocks that continue a prefix, by its key; None until a rule asks."""
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
         """Heap of free blocks as (rank, ranking, block). An entry is outdated if the block has another `ranking`."""
@@ -119,9 +113,7 @@ class CachedBlocks:
         self._take(unit)
 
     def free(self, unit: int, now_s: float) -> None:
-        """Add block `unit` to the candidates for eviction, if it is cached. Its last table has freed it at `now_s`
-        seconds.
-        """
+        """Make block `unit` a candidate for eviction, if it is cached. Its last table freed it at `now_s`."""
         if (cached := self._by_unit.get(unit)) is not None:
             self.free_blocks[unit] = cached
             cached.last_used_s = now_s
@@ -131,9 +123,7 @@ class CachedBlocks:
                 self._push(cached, self._rank(cached))
 
     def first_ranked(self) -> Cached:
-        """Remove the free block with the smallest rank from the heap, and return it; among equal ranks, the block
-        ranked first.
-        """
+        """Remove and return the free block with the smallest rank; among equals, the one ranked first."""
         while self._ranked:
             _, ranking, cached = heappop(self._ranked)
             if cached.ranking == ranking:
@@ -160,9 +150,7 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Return the number of tokens in the cached blocks that continue the prefix `key`. Blocks with equal prefixes
-        count once.
-        """
+        """Return the number of tokens in cached blocks that continue the prefix `key`; equal blocks count once."""
         if self._below is None:
             self._below = {}
             # Longest prefixes first, so that all continuations of a prefix are counted before it.
@@ -171,15 +159,12 @@ class CachedBlocks:
         return self._below.get(key, 0)
 
     def _count_below(self, key: int) -> int:
-        """Return the number of tokens in all cached prefixes that continue the prefix `key`, at any distance."""
         assert self._below is not None
         longer = self._continued.get(key, ())
         return sum(next(iter(self._alike[each].values())).tokens + self._below[each] for each in longer)
 
     def _add_above(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the counts of the prefixes that the prefix of `cached` continues, as far as they are
-        cached.
-        """
+        """Add `tokens` to the counts of all cached prefixes that the prefix of `cached` continues."""
         assert self._below is not None
         while cached.parent_key in self._alike:
             self._below[cached.parent_key] += tokens
@@ -241,9 +226,7 @@ class FreeColumns:
         self._rows = None
 
     def add_below(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the column `tokens_below` of a block, if the block is free and a rule has read this
-        column.
-        """
+        """Add `tokens` to the `tokens_below` of a block, if it is free and a rule has read this column."""
         if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
             self._table["tokens_below"][cached.place] += tokens
 
@@ -270,7 +253,6 @@ class FreeColumns:
         return self._table[name][self.rows()]
 
     def _rebuild(self, num_rows: int) -> None:
-        """Write all free blocks to a new table with `num_rows` rows."""
         self._table = np.zeros(num_rows, _ROW)
         self._is_there = np.zeros(num_rows, np.bool_)
         for place, cached in enumerate(self._blocks):

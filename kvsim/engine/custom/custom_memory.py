@@ -67,24 +67,18 @@ class MemoryRules(Protocol):
         """Call a method of the allocator, and return its answer."""
 
     def refuse(self, what: str) -> NoReturn:
-        """End the run with an error, because the policy broke a rule. `what` is the rest of a sentence about the
-        policy.
-        """
+        """End the run with an error about the policy. `what` is the rest of a sentence about it."""
 
 
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence whose units the allocator finds, and store these
-    units.
-    """
+    """Return the number of leading tokens whose units the allocator finds for a sequence; store these units."""
     units = _rules(engine).units
     units.found = _found_units(engine, sequence)
     return len(units.found) * engine.settings.unit_tokens
 
 
 def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of tokens that the allocator finds for a sequence, and the number of their units that are in
-    use.
-    """
+    """Return the number of tokens that the allocator finds for a sequence, and how many of their units are in use."""
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
@@ -132,10 +126,8 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Tell the allocator which units of a sequence its first `num_tokens` tokens fill.
-
-    As in vLLM, this happens when a step is scheduled, before it computes their KV. So a later request of the same step
-    can share the units.
+    """Tell the allocator which units of a sequence its first `num_tokens` tokens fill. As in vLLM, this happens when a
+    step is scheduled, before it computes their KV. So a later request of the same step can share the units.
     """
     rules, unit_tokens = _rules(engine), engine.settings.unit_tokens
     if num_tokens < sequence.cache_at:
@@ -183,9 +175,8 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) -> bool:
-    """Append the `found` units and new ones to a sequence's table, so that it has room for `num_tokens` tokens.
-
-    Return False if the allocator has no room.
+    """Append the `found` units and new ones to a sequence's table, so that it has room for `num_tokens` tokens. Return
+    False if the allocator has no room.
     """
     rules = _rules(engine)
     units, unit_tokens = rules.units, engine.settings.unit_tokens
@@ -210,7 +201,6 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
 
 
 def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
-    """Count one more table for each unit of a found prefix."""
     state, refs = engine.state, _rules(engine).units.refs
     for unit in found:
         if refs[unit] == 0:
@@ -243,9 +233,8 @@ def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
 
 
 def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the ranges of consecutive units in `units`: position in the table, first unit, and length.
-
-    The first of the `units` is at `position` of the table.
+    """Yield the ranges of consecutive units in `units`: position in the table, first unit, and length. The first of the
+    `units` is at `position` of the table.
     """
     begin = 0
     while begin < len(units):

@@ -37,19 +37,14 @@ QUEUED = (WAITING, PREEMPTED)
 """Values of `Sequence.status` of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive steps without tokens that is no error. In such steps, all running requests may await
-their last outputs.
-"""
+"""Largest number of consecutive steps without tokens: all running requests may await their last outputs."""
 _MOST_TIMES = 10
-"""Largest number of times that all known tokens may be computed before any request gets a new output token. With more,
-the run ends with an error.
-"""
+"""Largest number of times that all known tokens may be computed until any request gets a new output token."""
 
 Answer = TypeVar("Answer")
 
 
 def _reads(path: str) -> Any:
-    """Return a property that reads the attribute at a dotted path, such as `sequence.computed`."""
     return property(attrgetter(path))
 
 
@@ -100,10 +95,7 @@ class CustomRules:
     """The rules of a custom policy for one engine. The policy's methods get this object as their argument `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Create the allocator of `policy`, if it has one, for `num_units` units.
-
-        If `eviction` is given, it replaces the policy's own eviction rule.
-        """
+        """Create the policy's allocator of `num_units` units, if any. An `eviction` replaces the policy's rule."""
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
         """Units of the policy's allocator; None if it has no allocator."""
@@ -123,9 +115,7 @@ class CustomRules:
         self._has_declined = False
         """True if the policy has chosen to admit no further request in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Number of tokens computed since any request last got an output token, and the number with which
-        `_check_progress` checks next.
-        """
+        """Tokens computed since a request last got an output token, and the number for the next check."""
         self._alone: int | None = None
         """Number of the only sequence that `compute` serves; None outside of `compute`."""
         self._next: Iterator[ServedRequest] | None = None
@@ -169,7 +159,6 @@ class CustomRules:
         return self.tokens_left
 
     def _check_progress(self, engine: Engine) -> None:
-        """End the run if requests are computed and preempted repeatedly and none gets a new output token."""
         state = engine.state
         earlier = (state.next_launched - 1) % engine.settings.most_in_flight  # the step scheduled before this one
         if state.num_running + state.num_waiting == 0 or engine.launched[earlier].num_emitting:
@@ -225,9 +214,7 @@ class CustomRules:
         return unit
 
     def _choose_evicted(self, engine: Engine, candidates: FreeBlocks) -> CachedBlock:
-        """Return the next free block in the list that `evict` returned in this step. If there is none, ask the
-        policy.
-        """
+        """Return the next free block of the list that `evict` returned in this step, or ask the policy."""
         self._engine, step = engine, engine.state.num_scheduled
         if self._listed_in == step:
             for block in self._listed:
@@ -271,9 +258,8 @@ class CustomRules:
             self.refuse(f"failed in {hook.__name__}: {type(error).__name__}: {error}", error)
 
     def refuse(self, what: str, error: Exception | None = None) -> NoReturn:
-        """End the run with an error: the policy broke a rule, or failed with `error`.
-
-        `what` is the rest of a sentence about the policy, such as "admitted a running request".
+        """End the run with an error: the policy broke a rule, or failed with `error`. `what` is the rest of a sentence
+        about the policy, such as "admitted a running request".
         """
         raise PolicyError(f"the policy {self.policy.name!r} {what}.") from error
 
@@ -336,9 +322,8 @@ class CustomRules:
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Schedule at most `num_tokens` tokens of a running request, without preempting any request.
-
-        Return False if no token fits; see `StepInMaking.compute`.
+        """Schedule at most `num_tokens` tokens of a running request, without preempting any request. Return False if no
+        token fits; see `StepInMaking.compute`.
         """
         engine, state = self.engine, self.engine.state
         place, number = self._place(request, "request to compute"), self._sequence(request).number
@@ -358,10 +343,7 @@ class CustomRules:
         return state.num_listed > listed
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Admit a waiting request, and schedule at most `num_tokens` tokens of its prompt.
-
-        Return False if no token fits; see `StepInMaking.admit`.
-        """
+        """Admit a waiting request with at most `num_tokens` tokens; see `StepInMaking.admit`."""
         listed = self.engine.state.num_listed
         self._next = iter((request,))
         try:

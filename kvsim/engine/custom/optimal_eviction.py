@@ -109,9 +109,7 @@ class OptimalEviction:
         return use, self._end_tokens[block]
 
     def _next_use(self, engine: Engine, key: int) -> int:
-        """Return the position, in the order of admission, of the first waiting request that can hit `key`; `NEVER` for
-        none.
-        """
+        """Return the place, in order of admission, of the next waiting request that can hit `key`, or `NEVER`."""
         if self._uses is None:
             self._uses = self._all_uses(engine)
         places = self._uses.get(key // engine.settings.num_groups)
@@ -133,7 +131,6 @@ class OptimalEviction:
         return uses
 
     def _keys_of_preempted(self, engine: Engine) -> set[int]:
-        """Return the keys of the prefixes that preempted requests will look up."""
         state = engine.state
         if self._looked_at != (state.num_scheduled, state.num_preempted):
             self._looked_at = (state.num_scheduled, state.num_preempted)

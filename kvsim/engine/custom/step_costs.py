@@ -17,9 +17,8 @@ from kvsim.steptime import StepShape
 
 
 def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
-    """Return the duration in seconds of a step with the current batch and more tokens.
-
-    `tokens` has the number of these tokens by the number of their sequence.
+    """Return the duration in seconds of a step with the current batch and more tokens. `tokens` has the number of these
+    tokens by the number of their sequence.
     """
     state, planned = engine.state, _batch(engine)
     for number, num_tokens in tokens.items():
@@ -49,9 +48,7 @@ def _batch(engine: Engine) -> dict[int, int]:
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the number of computed tokens of a sequence, and the number of units that `num_tokens` more tokens
-    need.
-    """
+    """Return the number of computed tokens of a sequence, and of units that `num_tokens` more tokens need."""
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
@@ -72,7 +69,6 @@ def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
 
 
 def _shared_tokens(engine: Engine, context_tokens: int, more_units: int) -> int:
-    """Return the number of tokens that a step reads more than once, if `more_units` further units are allocated."""
     settings, state = engine.settings, engine.state
     if engine.memory in (PAGED, CUSTOM) and settings.num_groups == 1:
         held_tokens = (settings.num_units - state.num_free + more_units) * settings.unit_tokens

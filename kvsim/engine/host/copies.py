@@ -24,9 +24,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Start the copies of a scheduled step. The host waits for the end of those stores whose blocks the step
-    overwrites.
-    """
+    """Start the copies of a scheduled step, after the end of the stores whose blocks the step overwrites."""
     state, host = engine.state, engine.host
     if host.settings.is_timed:
         state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
@@ -39,7 +37,6 @@ def begin(engine: Engine) -> None:
 
 @part
 def _start_stores(engine: Engine) -> None:
-    """Start the stores that earlier steps decided."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -54,7 +51,6 @@ def _start_stores(engine: Engine) -> None:
 
 @part
 def _wait_for_needed_stores(engine: Engine) -> None:
-    """Advance the host's clock to the end of the stores whose blocks this step overwrites."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -65,7 +61,6 @@ def _wait_for_needed_stores(engine: Engine) -> None:
 
 @part
 def _start_loads(engine: Engine) -> None:
-    """Start the loads that this step decided."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:
@@ -89,9 +84,7 @@ def poll(engine: Engine) -> None:
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
     """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step has an effect before
-    that.
-
-    A rank that takes part in the steps of other ranks does nothing: these steps advance its clock.
+    that. A rank that takes part in the steps of other ranks does nothing: these steps advance its clock.
     """
     state, host = engine.state, engine.host
     if engine.settings.lockstep or not external_kv.is_settled(engine):
@@ -108,7 +101,6 @@ def pass_time(engine: Engine, until_s: float) -> None:
 
 @part
 def _submit(engine: Engine, job: int) -> None:
-    """Advance the host's clock by the time that handing a copy to the GPU takes."""
     settings = engine.host.settings
     if settings.is_timed:
         engine.state.host_s += settings.submit_s + settings.submit_block_s * engine.host.jobs[job].num_blocks
@@ -124,9 +116,7 @@ def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> No
 
 @part
 def _report_ended(engine: Engine, is_load: bool) -> None:
-    """Report the copies of one direction (loads if `is_load`, otherwise stores) that have ended and were not reported
-    before.
-    """
+    """Report the ended copies of one direction (loads if `is_load`, else stores), each once."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:

@@ -79,9 +79,7 @@ def most_loading(policy: Paged, num_units: int, size: int) -> int:
 
 
 def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of requests with tables at once: running, loading, or with blocks that are freed
-    late.
-    """
+    """Return the largest number of requests with tables: running, loading, or with blocks to free late."""
     batch = min(policy.scheduler.max_num_seqs, size)
     if not policy.cache.kv_offloading_size:
         return batch
@@ -89,9 +87,7 @@ def num_places(policy: Paged, num_units: int, size: int) -> int:
 
 
 def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_connector: bool = False) -> int:
-    """Return the largest number of rows of the memory table that the loads of one step write. A sequence has `width`
-    table entries.
-    """
+    """Return the largest number of memory rows that one step's loads write, with `width` entries per table."""
     if has_connector:
         return min(size, num_units, _LOADS_PER_STEP) * rows_of_table(width)
     if not has_offload(policy):
@@ -100,9 +96,7 @@ def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_
 
 
 def rows_of_table(width: int) -> int:
-    """Return the largest number of rows of the memory table that a step writes for a sequence with `width` table
-    entries.
-    """
+    """Return the largest number of memory rows that a step writes for a sequence with `width` table entries."""
     return 3 * width + 2
 
 
@@ -152,9 +146,7 @@ def host_tier(
 
 
 def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *, compiled: bool) -> HostSettings:
-    """Return the settings of the second tier, without its capacity. A block of `block_bytes` is copied layer by
-    layer.
-    """
+    """Return the settings of the second tier, without its capacity. Blocks are copied layer by layer."""
     settings = make_one(HostSettings, compiled=compiled)
     settings.adaptive = cache.kv_offloading_eviction is Eviction.ARC
     settings.prompt_only = cache.kv_offloading_prompt_only

@@ -78,9 +78,7 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the host block with `key` as recently used. If ARC has only a ghost with the key, adapt the target length of
-    the recency list.
-    """
+    """Mark the host block with `key` as recently used. If only a ghost has the key, ARC adapts its target."""
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
@@ -175,9 +173,7 @@ def _prefers_recent(engine: Engine, length: int) -> bool:
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Free the slot of the first block in list `place` that is idle and not spared. With ARC, the block's key becomes a
-    ghost.
-    """
+    """Free the slot of the first idle, unspared block in list `place`. With ARC, its key becomes a ghost."""
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
@@ -194,9 +190,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Adapt the target length of the recency list after a hit of a ghost in list `place`, which was too short to keep
-    it.
-    """
+    """Adapt the target length of the recency list after a hit of a ghost, whose list `place` was too short."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
@@ -225,7 +219,6 @@ def _remember_ghost(engine: Engine, place: int, key: int) -> None:
 
 @part
 def _forget_ghost(engine: Engine, ghost: int) -> None:
-    """Delete a ghost. Its record can be used again."""
     _leave(engine, ghost)
     _unindex(engine, ghost)
     engine.host.blocks[ghost].next = engine.host.state.last_free_ghost
@@ -234,7 +227,7 @@ def _forget_ghost(engine: Engine, ghost: int) -> None:
 
 @part
 def _enter(engine: Engine, place: int, block: int) -> None:
-    """Append a block to list `place`, as the most recently used."""
+    """Append a host block or ghost to the list `place`, as the most recently used."""
     tier = engine.host
     linked_list.insert_before(tier.blocks, place, block)
     tier.blocks[block].in_list = place
@@ -245,7 +238,6 @@ def _enter(engine: Engine, place: int, block: int) -> None:
 
 @part
 def _leave(engine: Engine, block: int) -> None:
-    """Remove a host block or ghost from its list."""
     tier = engine.host
     place = tier.blocks[block].in_list
     linked_list.remove(tier.blocks, block)
@@ -257,7 +249,6 @@ def _leave(engine: Engine, block: int) -> None:
 
 @part
 def _move(engine: Engine, place: int, block: int) -> None:
-    """Move a block to the end of list `place`, as the most recently used."""
     _leave(engine, block)
     _enter(engine, place, block)
 
@@ -274,7 +265,6 @@ def _find_also_ghosts(engine: Engine, key: int) -> int:
 
 @part
 def _index(engine: Engine, block: int, key: int) -> None:
-    """Set the key of a host block or ghost, and add it to the hash table."""
     tier, bucket = engine.host, _bucket_of(engine, key)
     tier.blocks[block].key = key
     tier.blocks[block].next_in_bucket = tier.buckets[bucket]
@@ -283,7 +273,6 @@ def _index(engine: Engine, block: int, key: int) -> None:
 
 @part
 def _unindex(engine: Engine, block: int) -> None:
-    """Remove a host block or ghost from the hash table."""
     tier = engine.host
     bucket = _bucket_of(engine, tier.blocks[block].key)
     before = tier.buckets[bucket]

@@ -22,9 +22,7 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load for a waiting sequence after its first `hit_tokens`; `SKIP` if it has to
-    wait.
-    """
+    """Return the number of tokens to load for a waiting sequence after the hits; `SKIP` if it has to wait."""
     host_sequence = engine.host.sequences[sequence.number]
     host_sequence.num_recorded = 0
     if host_sequence.num_jobs > 0:
@@ -101,7 +99,6 @@ def end_job(engine: Engine, job: int) -> None:
 
 @part
 def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: int, end: int) -> None:
-    """Record the copy of host block `block`: one row for each GPU block in `units[begin:end]`."""
     if not engine.settings.records_memory:
         return
     host, record = engine.host, engine.host.jobs[job]
@@ -122,9 +119,8 @@ def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load after the first `hit_tokens`, up to the end of a host block.
-
-    Return `SKIP` while a store writes one of the host blocks or, with prefix caching, while another load reads one.
+    """Return the number of tokens to load after the first `hit_tokens`, up to the end of a host block. Return `SKIP`
+    while a store writes one of the host blocks or, with prefix caching, while another load reads one.
     """
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
@@ -151,16 +147,14 @@ def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> 
 
 @part
 def _touch(engine: Engine, sequence: Sequence) -> None:
-    """Mark all full host blocks of a sequence as recently used, from the last to the first."""
+    """Mark all full host blocks of a sequence as recently used, the last block first."""
     for index in range(sequence.num_tokens // engine.host.settings.slot_tokens - 1, -1, -1):
         host_pool.touch(engine, key_of(engine, sequence, index))
 
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Write the current scheduler call to `HostTier.allocated_in` for the blocks that it has allocated to a
-    sequence.
-    """
+    """Write the current scheduler call to `HostTier.allocated_in` for the blocks allocated to a sequence."""
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
@@ -189,9 +183,7 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the host blocks that this step completes and that the host lacks. If the host has no room, a later step
-    tries again.
-    """
+    """Store the host blocks that this step completes and the host lacks. Without room, a later step retries."""
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
@@ -217,9 +209,7 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Return the number of host blocks in [begin, end) of a sequence that the host lacks, and make room for them; -1 if
-    there is none.
-    """
+    """Make room for the host blocks in [begin, end) that the host lacks; return their number, -1 without room."""
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
     for index in range(begin, end):
@@ -236,9 +226,8 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
 
 @part
 def _write(engine: Engine, sequence: Sequence, index: int, job: int, last: int) -> int:
-    """Add the host block at `index` of a sequence to a store; return the block.
-
-    `last` is the block that was added to the store before; `NO_HOST_BLOCK` for none.
+    """Add the host block at `index` of a sequence to a store; return the block. `last` is the block that was added to
+    the store before; `NO_HOST_BLOCK` for none.
     """
     host, size = engine.host, engine.host.settings.blocks_per_slot
     block = host_pool.store(engine, key_of(engine, sequence, index))

@@ -62,9 +62,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def awaits_transfers(engine: Engine) -> bool:
-    """Tell whether a copy has not been reported as ended. The engine then calls the scheduler again, even without a
-    batch.
-    """
+    """Tell whether a copy has not been reported as ended, so that the scheduler is called again."""
     return engine.host.state.num_jobs > 0
 
 

@@ -58,10 +58,8 @@ def has_numba() -> bool:
 
 
 class MachineCode:
-    """Machine code of an entry point, which Python calls like the entry point itself.
-
-    Machine code is stored on disk. The file name has a hash of the Python files in the folders `sources`, which must
-    contain all parts.
+    """Machine code of an entry point, which Python calls like the entry point itself. Machine code is stored on disk.
+    The file name has a hash of the Python files in the folders `sources`, which must contain all parts.
     """
 
     def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
@@ -88,7 +86,6 @@ def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
 
 @cache
 def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
-    """Return machine code of `function` for engines with this layout, loaded from disk or compiled."""
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded only if a run is compiled
 
     name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
@@ -106,9 +103,7 @@ def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> C
 
 
 def _remove_outdated(name: str) -> None:
-    """Remove machine code of other versions of the sources from the folder beside the sources. `name` is the current
-    file's name.
-    """
+    """Remove files beside the sources that differ from the current file's `name` only in the sources' hash."""
     function, _, *rest = name.split("-")
     for folder in _folders()[:1]:
         for file in folder.glob("-".join((function, "*", *rest[:2], "*.o"))):
@@ -123,7 +118,6 @@ def _memory_of(layout: Layout) -> object:
 
 @cache
 def _stem(memory: object, sources: tuple[Path, ...]) -> str:
-    """Return the part of a file's name that depends on the sources, the processor and the kind of memory."""
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  as above
 
     return f"{_fingerprint(sources)}-{sha256(object_code.target().encode()).hexdigest()[:8]}-{memory}"
@@ -172,9 +166,7 @@ def without_asserts(function: Function) -> Function:
 
 @cache
 def _codes(file: str) -> dict[tuple[str, int], CodeType]:
-    """Return the code objects of the top-level functions in a source file, without asserts, by qualified name and first
-    line.
-    """
+    """Return the code objects of a source file's functions, without asserts, by qualified name and first line."""
     module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
     return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
 
@@ -185,7 +177,6 @@ def _for_all_types(implementation: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
-    """Compile `function`, and announce the wait if standard error is a terminal."""
     if not has_numba():
         raise UsageError("this run cannot be compiled without numba; take --engine interpreted.")
     from kvsim.engine.machine_code import numba_types, object_code  # noqa: PLC0415  as above
@@ -201,9 +192,7 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Pause Python's garbage collector, because nearly all objects that a compiler creates live until it has
-    finished.
-    """
+    """Pause Python's garbage collector: nearly all objects that a compiler creates live until it ends."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -223,6 +212,5 @@ def _print_message(message: str) -> None:
 
 
 def _fingerprint(sources: Sequence[Path]) -> str:
-    """Return a hash of all Python files in the folders `sources`."""
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
     return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]

@@ -137,9 +137,7 @@ class OfferToCallers(LoweringPass):
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Register the part under a key of its own. numba would use the address of its machine code, which does not
-        exist.
-        """
+        """Register the part under a key of its own, because it has no address of machine code."""
         lowered, library = state["cr"], state.library
         name = lowered.fndesc.qualname
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -151,9 +149,7 @@ class OfferToCallers(LoweringPass):
 @register_pass(mutates_CFG=True, analysis_only=False)
 class OmitFeatures(FunctionPass):
     """Pass of the compiler that removes the branches of a part that a constant setting rules out, before type
-    inference.
-
-    Parts that only these branches call are then not compiled at all.
+    inference. Parts that only these branches call are then not compiled at all.
     """
 
     _name = "omit_features"
@@ -177,9 +173,7 @@ class OmitFeatures(FunctionPass):
 
     def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
         """Return the attributes that `value` reads, as a path from an argument of the part; an empty tuple if it reads
-        none.
-
-        The path of `engine.settings.x` is (0, "settings", "x") if the engine is argument 0.
+        none. The path of `engine.settings.x` is (0, "settings", "x") if the engine is argument 0.
         """
         if isinstance(value, ir.Arg):
             return (value.index,)
@@ -229,9 +223,7 @@ class Remembering:
 
     @classmethod
     def of(cls, context: Any) -> Remembering:
-        """Return the instance that wraps `context`, which is the same for equal contexts; `context` itself if it is an
-        instance.
-        """
+        """Return the one instance that wraps `context`, or `context` itself if it is an instance."""
         if isinstance(context, cls):
             return context
         return cls._made.setdefault(context, cls(context))

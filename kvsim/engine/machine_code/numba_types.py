@@ -43,9 +43,7 @@ Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ..
 
 class RecordType(types.Type):
     """numba type of one record, which is passed by its address. Integers have 32 or 64 bits in memory, and 64 bits when
-    read.
-
-    `constants` are fields whose values are known when code is compiled.
+    read. `constants` are fields whose values are known when code is compiled.
     """
 
     def __init__(self, dtype: np.dtype[Any], constants: tuple[tuple[str, int], ...] = ()) -> None:
@@ -116,9 +114,7 @@ def engine_type(layout: Layout) -> EngineType:
 
 def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
     """Compile `function`, which takes an engine, an action and a number; return LLVM code, and the name of the function
-    there.
-
-    Its declaration in C is `int64_t name(void **addresses, int64_t action, double argument)`.
+    there. Its declaration in C is `int64_t name(void **addresses, int64_t action, double argument)`.
     """
     engine = engine_type(layout)
 
@@ -222,7 +218,6 @@ def _lower_write(context: Any, builder: Any, signature: Any, args: Any, name: st
 
 
 def _address_of(context: Any, builder: Any, record: RecordType, value: Any, name: str) -> Any:
-    """Emit code for the address of field `name` of a record."""
     address = builder.gep(value, [ir.IntType(64)(record.offsets[name])], inbounds=True)
     return builder.bitcast(address, context.get_data_type(record.stored[name]).as_pointer())
 
@@ -279,14 +274,12 @@ def _lower_setitem(context: Any, builder: Any, signature: Any, args: Any) -> Any
 
 
 def _load(context: Any, builder: Any, kind: Any, place: Any, field: str) -> Any:
-    """Emit code that loads a value of `field`, which names the field, from the address `place`."""
     value = builder.load(place)
     value.set_metadata("tbaa", _alias_metadata(builder, field))
     return context.data_model_manager[kind].from_data(builder, value)
 
 
 def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field: str) -> None:
-    """Emit code that writes a value of `field` to the address `place`."""
     written = builder.store(context.data_model_manager[kind].as_data(builder, value), place)
     written.set_metadata("tbaa", _alias_metadata(builder, field))
 
@@ -299,19 +292,16 @@ def _alias_metadata(builder: Any, field: str) -> Any:
 
 
 def _typed(context: Any, builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """Emit code for the address of the number at `index` of an array, as a pointer to the number's type."""
     place = _record(builder, records, header, index)
     return builder.bitcast(place, context.get_data_type(records.dtype).as_pointer())
 
 
 def _record(builder: Any, records: RecordsType, header: Any, index: Any) -> Any:
-    """Emit code for the address of record `index` of an array."""
     offset = builder.mul(index, ir.IntType(64)(records.size_bytes), flags=["nsw"])
     return builder.gep(_constant(builder, header), [offset], inbounds=True)
 
 
 def _constant(builder: Any, word: Any) -> Any:
-    """Emit code that loads a word of the table of addresses, marked as invariant."""
     value = builder.load(word)
     value.set_metadata("invariant.load", builder.module.add_metadata([]))
     return value

@@ -44,9 +44,7 @@ class ObjectCode(NamedTuple):
 
 @cache
 def target() -> str:
-    """Return a text that names the processor and the version of llvmlite. Machine code runs only where this text is the
-    same.
-    """
+    """Return a text for the processor and the version of llvmlite. Machine code is valid only for this text."""
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 

@@ -20,7 +20,6 @@ NULL_BLOCK = HEAD
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
     """Allocate a free block; return the block, and True if it held a cached prefix. At least one block must be free.
-
     The block is the head of the free queue. If the head holds a prefix, the eviction rule chooses the block instead.
     """
     state, block = engine.state, engine.blocks[NULL_BLOCK].next

@@ -50,9 +50,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int)
 
 @part
 def end_load(engine: Engine, sequence: Sequence) -> None:
-    """Put the blocks that a sequence has loaded into the prefix cache. If all its tokens were loaded, the last one is
-    computed nevertheless.
-    """
+    """Put the blocks that a sequence has loaded into the prefix cache. Its last token is computed in any case."""
     kv_cache.cache_blocks(engine, sequence, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
@@ -82,7 +80,6 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 @part
 def begin_step(engine: Engine, has_effect: bool) -> None:
     """Record the step in each sequence of the batch, and end the reservations of the prompts that the step completes.
-
     `has_effect` is True if this call of the scheduler changed anything.
     """
     state, external = engine.state, engine.external
@@ -122,9 +119,7 @@ def before_update(engine: Engine, place: int) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the blocks of a sequence would become free at once: no step in flight writes to them, or
-    `frees_late` is False.
-    """
+    """Tell whether the blocks of a sequence would become free at once, without waiting for steps in flight."""
     settings, external = engine.settings, engine.external
     is_idle = external.sequences[sequence.number].last_step <= external.state.num_steps_processed
     return is_idle or not settings.frees_late or settings.most_in_flight == 1
@@ -172,9 +167,8 @@ def end_prefilling(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def num_reserved(engine: Engine) -> int:
-    """Return the number of blocks that are reserved for the rest of all unfinished prompts.
-
-    Some releases also reserve blocks for the drafts of these sequences, and for the drafts of one more sequence.
+    """Return the number of blocks that are reserved for the rest of all unfinished prompts. Some releases also reserve
+    blocks for the drafts of these sequences, and for the drafts of one more sequence.
     """
     external, settings = engine.external, engine.settings
     draft_tokens, block_size = settings.reserved_draft_tokens, settings.unit_tokens
@@ -200,7 +194,6 @@ def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the number of further blocks that a sequence's table needs for `num_tokens` tokens."""
     return max(groups.num_blocks_for(engine, 0, num_tokens) - table_of(engine, sequence, 0).num_blocks, 0)
 
 

@@ -99,15 +99,12 @@ def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
 
 
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether some group frees blocks of a running sequence, but only after the steps in flight that read the
-    blocks.
-    """
+    """Tell whether some group frees blocks of a running sequence only after the steps that read them."""
     waits = rules_of(policy.scheduler.vllm).windows_wait
     return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
 
 
 def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None) -> bool:
-    """Tell whether every full block of a group is put into the prefix cache."""
     if group.kind is CacheKind.MAMBA:
         return retention_tokens is None or not rules.retains_states
     if group.kind is not CacheKind.SLIDING_WINDOW or rules.left_out is LeftOut.NONE:
@@ -128,7 +125,7 @@ def _expires(group: KVCacheGroup) -> bool:
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
-    """Return two lists with one number for each group: slots of one token, and slots of one recurrent state."""
+    """Return the slots of one token, and the slots of one recurrent state, in each group."""
     return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
 
@@ -141,7 +138,6 @@ def _lookup_order(layout: KVCacheLayout) -> list[int]:
 
 def dropping_kinds(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
     """Return the kinds of layers, as `KVCacheGroup.spec`, whose last hit block is computed again because of drafts.
-
     These are the kinds with draft layers; all kinds if no group is known to have such layers.
     """
     drafting = {group.spec for group in groups if group.has_draft_layers}

@@ -41,7 +41,6 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
     """Return the number of leading tokens that the layers of a group do not read after `computed` computed tokens.
-
     Unlike `num_skipped_tokens`, tokens count that the group keeps although its layers have a window.
     """
     record = engine.groups[group]
@@ -81,9 +80,8 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
 
 @part
 def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
-    """Return the number of free blocks that a running sequence needs in a group to have `num_slots` slots.
-
-    The slots are for `num_tokens` tokens and for drafts. Aligned recurrent groups need no slots for drafts.
+    """Return the number of free blocks that a running sequence needs in a group to have `num_slots` slots. The slots
+    are for `num_tokens` tokens and for drafts. Aligned recurrent groups need no slots for drafts.
     """
     num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
@@ -250,9 +248,7 @@ def expired_slots(engine: Engine) -> int:
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of tokens, or of recurrent states, in a sequence's table that the sequence will not read
-    again.
-    """
+    """Return the number of tokens, or of recurrent states, in a table that its sequence will not read again."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL and record.window == 0):
         return 0
@@ -319,9 +315,8 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
 
 @part
 def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
-    """Return `num_tokens`, reduced so that the chunk ends at a block boundary, where a recurrent state is kept.
-
-    Some releases also end a chunk, at a boundary, after the next `uncached` tokens, which only some groups have cached.
+    """Return `num_tokens`, reduced so that the chunk ends at a block boundary, where a recurrent state is kept. Some
+    releases also end a chunk, at a boundary, after the next `uncached` tokens, which only some groups have cached.
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
@@ -369,7 +364,6 @@ def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_t
 
 @part
 def _free_entries(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, reuses_first: bool) -> None:
-    """Free the blocks in entries [begin, end) of a table, the last block first, and replace them by the null block."""
     record, first, num_freed = engine.groups[group], table_of(engine, sequence, group).begin, 0
     for index in range(end - 1, begin - 1, -1):
         if engine.entries[first + index] != NULL_BLOCK:

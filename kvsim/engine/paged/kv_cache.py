@@ -26,10 +26,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def num_admissible(engine: Engine) -> int:
-    """Return the number of free blocks that a waiting sequence may take.
-
-    While any sequence runs, the blocks of the watermark are left free.
-    """
+    """Return the number of free blocks for a waiting sequence; the watermark counts if any sequence runs."""
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
 
@@ -37,9 +34,7 @@ def num_admissible(engine: Engine) -> int:
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
     """Allocate blocks for `num_tokens` tokens of a waiting sequence, after the `computed` ones that `find_prefix`
-    found.
-
-    Return False, and change nothing, if too few blocks are free.
+    found. Return False, and change nothing, if too few blocks are free.
     """
     settings, state = engine.settings, engine.state
     free, hit_tokens = num_admissible(engine), state.hit_tokens
@@ -68,9 +63,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
-    """Give an admitted sequence a table in each group, with its hit blocks and new blocks. Enough blocks must be
-    free.
-    """
+    """Give an admitted sequence its tables, with hit blocks and new blocks. Enough blocks must be free."""
     settings, state = engine.settings, engine.state
     assert state.num_free_places > 0
     state.num_free_places -= 1
@@ -146,9 +139,7 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 @part
 def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) -> None:
     """Mark the block in which the last hash of a prompt ends, if that is within `end_tokens` tokens and the block has
-    no key.
-
-    vLLM gives the block the key of the hash, but no lookup finds the block by this key.
+    no key. vLLM gives the block the key of the hash, but no lookup finds the block by this key.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     hash_tokens = record.block_size // record.hashes_per_block
@@ -199,9 +190,7 @@ def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 @part
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Mark the last recurrent state of a prompt as written in this step, if the first `num_tokens` tokens end with the
-    prompt.
-
-    Other sequences with this prompt are then admitted one step later, even if the state was written long ago.
+    prompt. Other sequences with this prompt are then admitted one step later, even if the state was written long ago.
     """
     settings = engine.settings
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
@@ -219,9 +208,7 @@ def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 @part
 def expect_return(engine: Engine, sequence: Sequence) -> None:
-    """Make the cached blocks of a preempted sequence findable, so that the sequence hits them when it is admitted
-    again.
-    """
+    """Make the cached blocks of a preempted sequence findable for its next admission."""
     for group in range(engine.settings.num_groups):
         table = table_of(engine, sequence, group)
         begin = table.begin

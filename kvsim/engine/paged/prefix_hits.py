@@ -104,9 +104,8 @@ def _begin_leaving_out(engine: Engine) -> None:
 
 @part
 def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
-    """Return the key of the full block at `index` of a sequence in a group.
-
-    If the contents of the block are unknown, the key is negative and no other sequence has it.
+    """Return the key of the full block at `index` of a sequence in a group. If the contents of the block are unknown,
+    the key is negative and no other sequence has it.
     """
     hash_index = (index + 1) * engine.groups[group].hashes_per_block - 1
     if hash_index < sequence.num_keys:
@@ -139,7 +138,6 @@ def _find_blocks(engine: Engine, sequence: Sequence, first: int, limit: int, lea
 
 @part
 def _cut(engine: Engine, first: int, hit_tokens: int) -> None:
-    """Shorten the hits of all groups of a kind to `hit_tokens` tokens."""
     group = first
     while group != NO_GROUP:
         engine.groups[group].num_hits = hit_tokens // engine.groups[group].block_size
@@ -184,9 +182,7 @@ def _find_window(engine: Engine, sequence: Sequence, first: int, limit: int, lea
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, first: int, limit: int) -> int:
     """Return the number of hit blocks of chunked attention: all blocks before the last chunk, and leading cached ones
-    in it.
-
-    Blocks before the last chunk are not read, so they need not be cached.
+    in it. Blocks before the last chunk are not read, so they need not be cached.
     """
     record = engine.groups[first]
     num_hits = limit // record.window * record.window // record.block_size
@@ -198,10 +194,7 @@ def _find_chunk(engine: Engine, sequence: Sequence, first: int, limit: int) -> i
 
 @part
 def _find_state(engine: Engine, sequence: Sequence, first: int, limit: int) -> int:
-    """Return the number of hit blocks of a recurrent group: leading blocks up to the last cached state.
-
-    Only states at boundaries of all groups count.
-    """
+    """Return the number of leading blocks up to the last cached recurrent state at a boundary of all groups."""
     block_size = engine.groups[first].block_size
     for index in range(limit // block_size - 1, -1, -1):
         is_boundary = (index + 1) * block_size % engine.settings.cache_tokens == 0
@@ -213,7 +206,6 @@ def _find_state(engine: Engine, sequence: Sequence, first: int, limit: int) -> i
 
 @part
 def _aligned(engine: Engine, first: int, num_blocks: int) -> int:
-    """Round `num_blocks` blocks down to a boundary of all groups."""
     while num_blocks * engine.groups[first].block_size % engine.settings.cache_tokens != 0:
         num_blocks -= 1
     return num_blocks

@@ -223,7 +223,6 @@ def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
 
 
 def _by_first_appearance(codes: Column, num_codes: int) -> Column:
-    """Renumber `codes`, all below `num_codes`, in the order in which they first appear."""
     if num_codes > 8 * len(codes):  # a table of all codes would be mostly empty
         distinct, codes = np.unique(codes, return_inverse=True)
         num_codes = len(distinct)

@@ -60,9 +60,7 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put `node` into the heap: move the empty place `place` up past the nodes that are evicted after it, and fill
-    it.
-    """
+    """Fill the empty place `place` of the heap, moved up past nodes that are evicted later, with `node`."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
@@ -74,9 +72,7 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Move the heap's empty place `place` down past the children that are evicted before `node`; return the new empty
-    place.
-    """
+    """Move the heap's empty place `place` down past children evicted before `node`; return the new place."""
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

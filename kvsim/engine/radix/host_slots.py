@@ -45,7 +45,6 @@ def split(engine: Engine, upper: int, lower: int) -> None:
 
 @part
 def _later(engine: Engine, slot: int, distance: int) -> int:
-    """Return the slot that follows `slot` in its list after `distance` links."""
     for _ in range(distance):
         slot = engine.radix.next_slot[slot]
     return slot

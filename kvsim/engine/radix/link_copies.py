@@ -70,7 +70,6 @@ def store_now(engine: Engine, node: int) -> None:
 @part
 def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
     """Begin to load the last `num_pages` pages of the path to a node. The path is locked until the load is found ended.
-
     `start_loads` puts the load on the link, together with all loads of the step that is being scheduled.
     """
     radix = engine.radix.state
@@ -84,9 +83,8 @@ def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
 
 @part
 def start_loads(engine: Engine) -> None:
-    """Put the loads of the step just scheduled on the link, after the stores for which the step waits.
-
-    Loads that begin after this call belong to the next step.
+    """Put the loads of the step just scheduled on the link, after the stores for which the step waits. Loads that begin
+    after this call belong to the next step.
     """
     radix, state = engine.radix.state, engine.state
     _wait_for_stores(engine)
@@ -102,9 +100,8 @@ def start_loads(engine: Engine) -> None:
 
 @part
 def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
-    """Return the earliest time in seconds at which kernels that take `gpu_s` seconds can begin without a pause.
-
-    Pages are loaded layer by layer: the first layer waits for its part of the load, the last layer for all of it.
+    """Return the earliest time in seconds at which kernels that take `gpu_s` seconds can begin without a pause. Pages
+    are loaded layer by layer: the first layer waits for its part of the load, the last layer for all of it.
     """
     radix, num_layers = engine.radix.state, engine.radix.settings.num_layers
     if radix.num_step_loads == 0:
@@ -154,7 +151,6 @@ def next_end_s(engine: Engine) -> float:
 
 @part
 def _wait_for_stores(engine: Engine) -> None:
-    """Advance the host's clock to the end of the stores for which evictions wait."""
     engine.state.host_s = max(engine.state.host_s, engine.radix.state.awaited_s)
 
 
@@ -196,7 +192,6 @@ def _finish_load(engine: Engine, anchor: int) -> None:
 
 @part
 def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
-    """Remove the first `num_dropped` of the `size` copies; return the number of copies left."""
     for index in range(num_dropped, size):
         old, new = copies[index], copies[index - num_dropped]
         new.number, new.node, new.num_pages, new.request = old.number, old.node, old.num_pages, old.request
@@ -206,10 +201,7 @@ def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
 
 @part
 def _record(engine: Engine, copy: NodeCopy, kind: int) -> None:
-    """Record an ended copy: one row for each page, from the last node of its path upwards.
-
-    The nodes may have been split since the copy began.
-    """
+    """Record an ended copy: a row for each page, from the last node of its path upwards."""
     if not engine.settings.records_memory:
         return
     radix, node, num_left = engine.radix, copy.node, copy.num_pages

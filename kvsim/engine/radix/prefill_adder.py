@@ -15,13 +15,9 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts. `CONTINUE`: go on with the next candidate. `NO_TOKEN`: stop, because memory is short. `OTHER`: stop,
-because another budget is used up.
-"""
+"""Verdicts: go on with the next candidate; stop because memory is short; stop because another budget is used up."""
 _RESERVED = 1
-"""Number of slots reserved for each request that continues. Used only for requests that ignore stop tokens, without a
-prefix cache.
-"""
+"""Number of slots reserved for each request that continues, if requests ignore stop tokens."""
 
 
 @part
@@ -56,7 +52,6 @@ def num_outputs(sequence: Sequence) -> int:
 @part
 def rem_total_tokens(engine: Engine) -> float:
     """Return the number of reachable slots that are left after the expected needs of all running and admitted requests.
-
     Reachable slots are free, or can be evicted from the tree.
     """
     return _num_reachable(engine) - engine.radix.state.total_offset
@@ -64,13 +59,12 @@ def rem_total_tokens(engine: Engine) -> float:
 
 @part
 def _cur_rem_tokens(engine: Engine) -> float:
-    """Return the number of reachable slots that are left after the prefills of the requests admitted in this pass."""
+    """Return the number of slots, free or evictable, that are left after the prefills of this pass."""
     return _num_reachable(engine) - engine.radix.state.current_offset
 
 
 @part
 def _num_reachable(engine: Engine) -> int:
-    """Return the number of slots that are free or can be evicted."""
     return (engine.state.num_free + engine.state.num_cached) * engine.settings.unit_tokens
 
 
@@ -84,10 +78,8 @@ def _rem_window_tokens(engine: Engine) -> int:
 
 @part
 def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
-    """Return the largest number of window slots that a request holds at once.
-
-    It computes `num_tokens` tokens of its prompt, at most `most_at_once` in one step, and then `most_new` output
-    tokens.
+    """Return the largest number of window slots that a request holds at once. It computes `num_tokens` tokens of its
+    prompt, at most `most_at_once` in one step, and then `most_new` output tokens.
     """
     window = engine.radix.settings.window_tokens
     beyond = max(min(num_tokens, most_at_once) - window, 0)
@@ -115,7 +107,6 @@ def budget_state(engine: Engine) -> int:
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
     """Continue the prompt of the chunked request by at most `most` tokens; tell whether more of the prompt is left.
-
     With windows, the request computes nothing if memory is short.
     """
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
@@ -137,9 +128,7 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
 
 @part
 def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Admit a waiting request if it fits; return the verdict on the pass. `has_chunked` is True if a prompt is cut
-    already.
-    """
+    """Admit a waiting request if it fits; return the verdict. `has_chunked`: another prompt is cut already."""
     settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
     if 0 < settings.prefill_max_requests <= engine.state.num_listed:
         return OTHER
@@ -164,9 +153,7 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
 
 @part
 def _load_back(engine: Engine, sequence: Sequence) -> bool:
-    """Begin to load the part of a request's prefix that is on the host, as a part of the hit; return False if there is
-    no room.
-    """
+    """Begin to load the part of a request's hit that is on the host; return False if there is no room."""
     holding = engine.radix.holdings[sequence.number]
     top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
     holding.host_tokens = 0
@@ -185,9 +172,7 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the number of tokens that a waiting request computes in its first prefill; 0 if a budget is used up, -1 if
-    memory is short.
-    """
+    """Return the number of tokens in a request's first prefill; 0 if a budget is used up, -1 if memory is short."""
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
     num_tokens = sequence.num_tokens - holding.prefix_tokens
@@ -211,7 +196,6 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
     """Return the largest number of prompt tokens to compute at once for which window slots suffice; 0 if there is none.
-
     It is below the chunk size only for a request whose windows would otherwise not fit into the whole pool.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
@@ -226,7 +210,6 @@ def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
 
 @part
 def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Admit a waiting request. Its first prefill computes `num_tokens` tokens."""
     holding = engine.radix.holdings[sequence.number]
     is_cut = num_tokens < sequence.num_tokens - holding.prefix_tokens
     if is_cut:
@@ -237,9 +220,8 @@ def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) -> None:
-    """Add `num_tokens` tokens of a request to the batch, and subtract them from the budgets.
-
-    If they end the prompt (`is_cut` is False), the answer is subtracted, too.
+    """Add `num_tokens` tokens of a request to the batch, and subtract them from the budgets. If they end the prompt
+    (`is_cut` is False), the answer is subtracted, too.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     holding = engine.radix.holdings[sequence.number]
@@ -293,9 +275,7 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a candidate into `RadixTables.needs`. The first call in a pass also inserts the needs
-    of all other requests.
-    """
+    """Insert a candidate's future needs into `RadixTables.needs`; first in a pass, those of all other requests."""
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
         _insert_later_need(engine, sequence)
@@ -310,7 +290,6 @@ def _insert_needs(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _tokens_left(engine: Engine, sequence: Sequence) -> float:
-    """Return the expected number of further output tokens of a request."""
     holding = engine.radix.holdings[sequence.number]
     return holding.limit * (1.0 if holding.ignores_eos else engine.radix.state.ratio) - num_outputs(sequence)
 

@@ -10,9 +10,7 @@ from kvsim.engine.state import Engine
 
 @part
 def asked(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Record that the scheduler asks for evictions that free `num_tokens` slots and `num_window_tokens` window
-    slots.
-    """
+    """Record that the scheduler asks to free `num_tokens` slots and `num_window_tokens` window slots."""
     if engine.radix.settings.reports:
         _write(engine, ASKED, True, num_tokens, num_window_tokens, 0)
 

@@ -48,9 +48,7 @@ _MOST_ENTRIES = 1 << 28
 _EVENTS_BESIDE_PAGES = 1 << 12
 """Number of events in one step for which there is room, in addition to events about pages."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of rows of the memory table that one page needs in a step: the page is evicted, released, allocated,
-and replaced by a shared page.
-"""
+"""Largest number of memory rows about one page in a step: evicted, released, allocated, and replaced."""
 ROWS_OF_HITS = 1 << 20
 """Largest number of rows of the memory table about hits in one step, one for each range of consecutive hit pages."""
 
@@ -112,7 +110,6 @@ def radix(
 
 
 def _of_host_tier(cache: RadixSettings, num_host_pages: int, page_bytes: int, num_layers: int) -> dict[str, Any]:
-    """Return the settings of the host tier and the times of its copies, by their names in `RadixArguments`."""
     return {
         "write_policy": _WRITE_POLICIES[cache.hicache_write_policy],
         "host_pages": num_host_pages,
@@ -153,7 +150,6 @@ def _zeros(size: int, *, compiled: bool) -> Any:
 
 
 def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
-    """Return the number of pages in a row of the request table. A row has room for the longest sequence."""
     longest = int((demand.prompt + np.maximum(demand.output, 1)).max(initial=1)) + 1
     row_pages = -(-longest // policy.unit_tokens) + 1
     if num_rows * row_pages > _MOST_ENTRIES:
@@ -165,10 +161,8 @@ def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
 
 
 def _half(num_pages: int) -> int:
-    """Return the number of entries in each half of `RadixTables.node_pages`: 1.5 for each page.
-
-    When a half is full, the entries in use are copied to the other half. They fill at most two thirds of it, so that
-    copies are rare.
+    """Return the number of entries in each half of `RadixTables.node_pages`: 1.5 for each page. When a half is full,
+    the entries in use are copied to the other half. They fill at most two thirds of it, so that copies are rare.
     """
     return num_pages + num_pages // 2 + 1
 
@@ -186,7 +180,6 @@ def _first_state(
 
 
 def _free_lists(sizes: tuple[int, int], *, compiled: bool) -> dict[str, Any]:
-    """Return the free list of each pool, with all pages in ascending order. A ring has room for twice its pages."""
     free, rings = make(records.FreeList, 2, compiled=compiled), []
     first_page, begin = 1, 0
     for pool, size in enumerate(sizes):

@@ -33,9 +33,7 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees the pages [begin, end) of its row as duplicates. `share` then records their
-    replacements.
-    """
+    """Record that a request frees the pages [begin, end) of its row as duplicates, which `share` replaces."""
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 
@@ -60,9 +58,7 @@ def evict(engine: Engine, node: Node) -> None:
 
 @part
 def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: int) -> None:
-    """Write one row of the memory table for each range of consecutive pages in entries [begin, end) of a request's
-    row.
-    """
+    """Write a memory row for each range of consecutive pages in entries [begin, end) of a request's row."""
     if not engine.settings.records_memory:
         return
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
@@ -74,7 +70,6 @@ def _write_row(engine: Engine, kind: int, sequence: Sequence, begin: int, end: i
 
 @part
 def _run_length(pages: Numbers, begin: int, end: int) -> int:
-    """Return the number of consecutive page numbers at the beginning of `pages[begin:end]`."""
     length = 1
     while begin + length < end and pages[begin + length] == pages[begin] + length:
         length += 1

@@ -37,10 +37,7 @@ _ROW_BITS = 32
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of page `page` of request `number`.
-
-    If the page's tokens are unknown, the key is negative and no other request has it.
-    """
+    """Return the key of page `page` of request `number`; if its tokens are unknown, a negative one of its own."""
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
         return engine.prompt_keys[sequence.first_key + page]
@@ -89,9 +86,8 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Return the number of consecutive tokens with window slots, counted back from the end of a node.
-
-    `num_before` is this number at the end of the node's parent. Without windows, it is returned.
+    """Return the number of consecutive tokens with window slots, counted back from the end of a node. `num_before` is
+    this number at the end of the node's parent. Without windows, it is returned.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -138,7 +134,6 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
 @part
 def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
     """Split the path of a request at the end of the prompt, after `num_pages` pages. The tree must have the whole path.
-
     The answer can then be evicted without the prompt.
     """
     insert(engine, sequence, num_pages, num_pages, num_pages, min(priority + 1, NO_PRIORITY))
@@ -180,9 +175,7 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
 @part
 def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
     """Evict leaves until `num_tokens` more slots are free, then windows until `num_window_tokens` more window slots are
-    free.
-
-    The windows of evicted leaves count. The eviction ends early if nothing is left that can be evicted.
+    free. The windows of evicted leaves count. The eviction ends early if nothing is left that can be evicted.
     """
     radix = engine.radix.state
     radix_events.asked(engine, num_tokens, num_window_tokens)
@@ -202,9 +195,7 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
 
 @part
 def _evict_leaf(engine: Engine, node: int) -> None:
-    """Evict a leaf with its windows. If it is on the host, or is copied there now, it stays in the tree without device
-    pages.
-    """
+    """Evict a leaf with its windows. It stays in the tree if it is on the host or is copied there now."""
     record = engine.radix.nodes[node]
     if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
         return
@@ -219,7 +210,6 @@ def _evict_leaf(engine: Engine, node: int) -> None:
 
 @part
 def _evict_windows(engine: Engine, node: int) -> None:
-    """Evict the windows of a node, which stays in the tree."""
     record = engine.radix.nodes[node]
     radix_events.window(engine, record)
     first = record.first_entry
@@ -235,9 +225,7 @@ def end_of(engine: Engine, node: int) -> int:
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the node, after `depth` pages of a request, that begins with the request's next page; `ROOT` if there is
-    none.
-    """
+    """Return the node that begins with the request's page after its first `depth` ones; `ROOT` for none."""
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:
@@ -265,9 +253,8 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 
 @part
 def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
-    """Replace a request's own pages by the pages of a node, from page `begin` of the path on.
-
-    If the node has no windows, it gets the windows that the request still has.
+    """Replace a request's own pages by the pages of a node, from page `begin` of the path on. If the node has no
+    windows, it gets the windows that the request still has.
     """
     record, gone = engine.radix.nodes[node], _num_gone_pages(engine, sequence)
     end, live = record.begin + record.num_pages, max(record.begin, gone)
@@ -282,15 +269,12 @@ def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: in
 
 @part
 def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading pages of a request whose windows it has freed."""
     return engine.radix.holdings[sequence.number].gone_tokens // engine.settings.unit_tokens
 
 
 @part
 def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by the pages of a node, from page `begin` on. Windows before page `gone` were freed
-    before.
-    """
+    """Replace a request's pages by the pages of a node, from page `begin` on. It has no windows before `gone`."""
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
     middle = min(max(gone, begin), end)
@@ -300,9 +284,7 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Replace a request's pages [begin, end) by the pages of a node, and free them; with `has_windows`, also their
-    windows.
-    """
+    """Replace a request's pages [begin, end) by a node's pages, and free them (`has_windows`: with windows)."""
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return
@@ -372,9 +354,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give a new leaf the windows that a request has from page `begin` of the path on. Split the leaf where windows
-    begin.
-    """
+    """Give a new leaf, split where windows begin, the windows of a request from page `begin` of the path on."""
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
@@ -395,7 +375,6 @@ def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: in
 
 @part
 def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Copy those pages of a request's row that have the tokens of a node to `RadixTables.node_pages`."""
     record, rows, pages = engine.radix.nodes[node], engine.radix.rows, engine.radix.node_pages
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     for index in range(record.num_pages):
@@ -404,7 +383,6 @@ def _copy_from_row(engine: Engine, sequence: Sequence, node: int) -> None:
 
 @part
 def _new_node(engine: Engine) -> int:
-    """Allocate a record for a node, and give it a new stamp; return its index."""
     nodes, radix = engine.radix.nodes, engine.radix.state
     node = radix.first_spare
     if node != ROOT:

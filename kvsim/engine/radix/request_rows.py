@@ -15,16 +15,13 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
-"""Number of prefilled parts of a prompt after which window slots are freed before the next part, with overlapped
-scheduling.
-"""
+"""Number of prefills of a request after which window slots are freed before the next one, with overlap."""
 
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree so that `num_tokens` slots are free; with windows, also `num_tokens` window slots.
-
-    If the tree has too little to evict, fewer slots are free afterwards.
+    """Evict from the tree so that `num_tokens` slots are free; with windows, also `num_tokens` window slots. If the
+    tree has too little to evict, fewer slots are free afterwards.
     """
     shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
     of_windows = 0
@@ -81,7 +78,6 @@ def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _write_prefix(engine: Engine, sequence: Sequence) -> None:
-    """Write the pages of a request's hit prefix to its new row."""
     holding = engine.radix.holdings[sequence.number]
     row, node = sequence.place * engine.radix.settings.row_pages, holding.node
     end = radix_tree.end_of(engine, node)
@@ -132,9 +128,7 @@ def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 @part
 def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
     """Free the window slots that the first `num_seqs` requests of the batch no longer read. Used without a prefix
-    cache.
-
-    With overlap, the previous part of a prompt may not be computed yet, so the window before that part is kept.
+    cache. With overlap, the previous part of a prompt may not be computed yet, so the window before that part is kept.
     """
     chunk_tokens = engine.radix.settings.chunk_tokens
     token_slots.begin_free_group(engine)
@@ -149,9 +143,8 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Free the window slots that `num_seqs` requests of the batch, from index `first` on, no longer read.
-
-    This is done for a request every `window_interval` tokens.
+    """Free the window slots that `num_seqs` requests of the batch, from index `first` on, no longer read. This is done
+    for a request every `window_interval` tokens.
     """
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
@@ -167,9 +160,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots of a request that tokens from `num_tokens` on do not read. Slots in the tree are not
-    freed.
-    """
+    """Free the window slots, outside the tree, that a request's tokens from `num_tokens` on do not read."""
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.gone_tokens + 1:
@@ -200,7 +191,6 @@ def extend(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
-    """Return the number of new pages for `num_tokens` tokens after `computed` ones."""
     if engine.settings.unit_tokens == 1:
         return num_tokens
     return token_slots.ceil_pages(engine, computed + num_tokens) - token_slots.ceil_pages(engine, computed)

@@ -81,7 +81,6 @@ def _sort(engine: Engine) -> None:
 
 @part
 def _queue_in_order(engine: Engine, size: int) -> None:
-    """Make the first `size` requests in `RadixTables.order` the waiting queue."""
     engine.sequences[HEAD].next = engine.sequences[HEAD].previous = HEAD
     for index in range(size):
         linked_list.push_back(engine.sequences, engine.radix.order[index])
@@ -89,7 +88,6 @@ def _queue_in_order(engine: Engine, size: int) -> None:
 
 @part
 def _goes_before(engine: Engine, number: int, other: int) -> bool:
-    """Tell whether request `number` goes before request `other` in the queue."""
     order, first, second = engine.radix.settings.order, engine.radix.holdings[number], engine.radix.holdings[other]
     if order in (FCFS, LOF):
         if engine.radix.settings.by_priority and first.priority != second.priority:
@@ -109,9 +107,7 @@ def _goes_before(engine: Engine, number: int, other: int) -> bool:
 @part
 def _response_ratio(engine: Engine, number: int) -> float:
     """Return the number of tokens prefilled since a request was queued, divided by the number that the request has to
-    compute.
-
-    It is 0 for a request that was put back, and `_AT_ONCE` for one that has nothing to compute.
+    compute. It is 0 for a request that was put back, and `_AT_ONCE` for one that has nothing to compute.
     """
     holding = engine.radix.holdings[number]
     uncached = engine.sequences[number].prompt_tokens - holding.matched_tokens
@@ -174,9 +170,8 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Return the heaviest child that was not visited, and mark it as visited; `ROOT` if there is none.
-
-    Among equally heavy children, the first attached one is returned.
+    """Return the heaviest child that was not visited, and mark it as visited; `ROOT` if there is none. Among equally
+    heavy children, the first attached one is returned.
     """
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
@@ -235,9 +230,7 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 @part
 def order_for_retraction(engine: Engine) -> None:
     """Sort running requests in descending order of outputs, then in ascending order of prompts. The last one is
-    retracted first.
-
-    With `retracts_by_priority`, the priority comes before both.
+    retracted first. With `retracts_by_priority`, the priority comes before both.
     """
     running = engine.running
     for index in range(1, engine.state.num_running):
@@ -250,7 +243,6 @@ def order_for_retraction(engine: Engine) -> None:
 
 @part
 def _is_kept_before(engine: Engine, number: int, other: int) -> bool:
-    """Tell whether running request `number` is retracted after running request `other`."""
     first, second = engine.sequences[number], engine.sequences[other]
     if engine.radix.settings.retracts_by_priority:
         lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority

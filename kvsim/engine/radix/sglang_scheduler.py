@@ -81,9 +81,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the oldest result is processed before the next pass: no further batch may be in flight, or the last
-    pass launched none.
-    """
+    """Tell whether the oldest result is processed before the next pass: the ring is full, or no batch was launched."""
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
     return is_full or (state.num_in_flight > 0 and state.num_in_batch == 0)
@@ -103,19 +101,16 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def num_running(engine: Engine) -> int:
-    """Return the number of requests that have a row.
-
-    `State.num_running` is smaller: it leaves out requests in a prefill, and requests that end by length and whose last
-    output is in flight.
+    """Return the number of requests that have a row. `State.num_running` is smaller: it leaves out requests in a
+    prefill, and requests that end by length and whose last output is in flight.
     """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
 
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs.
-
-    A batch that was admitted without enough slots, which ends SGLang, also ends the run.
+    """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs. A batch that
+    was admitted without enough slots, which ends SGLang, also ends the run.
     """
     state = engine.state
     if engine.radix.state.has_failed:
@@ -139,10 +134,8 @@ def _rest(engine: Engine) -> None:
 
 @part
 def _run_batch(engine: Engine, mode: int) -> None:
-    """Launch the batch. Its tokens count as computed from now on.
-
-    This loop takes most of a simulation's time. So it also sums the numbers of the batch, and allocates the slots of a
-    decode.
+    """Launch the batch. Its tokens count as computed from now on. This loop takes most of a simulation's time. So it
+    also sums the numbers of the batch, and allocates the slots of a decode.
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
@@ -238,7 +231,6 @@ def _merge_last_batch(engine: Engine) -> None:
 
 @part
 def _filter_running(engine: Engine) -> None:
-    """Remove the requests that have ended from the running batch."""
     state, radix, kept = engine.state, engine.radix.state, 0
     if state.num_ended == radix.num_ended_before:
         return
@@ -299,9 +291,7 @@ def _defers_prefill(engine: Engine) -> bool:
 
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
-    """Form a prefill, which may include decodes, and allocate its slots; return its kind, or `NO_BATCH` if none is
-    formed.
-    """
+    """Form a prefill, which may include decodes, and allocate its slots; return its kind, or `NO_BATCH`."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
         radix.is_full = False
@@ -334,14 +324,12 @@ def get_new_batch_prefill(engine: Engine) -> int:
 
 @part
 def _num_allocatable_reqs(engine: Engine) -> int:
-    """Return the largest number of requests that a prefill may have now."""
     state, radix = engine.state, engine.radix.state
     return min(engine.radix.settings.num_rows - state.num_running, radix.num_free_rows + radix.num_held_rows)
 
 
 @part
 def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
-    """Admit waiting requests in order until one does not fit."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     number = engine.sequences[0].next
     while number != 0 and prefill_adder.budget_state(engine) != OTHER:
@@ -361,7 +349,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Preempt less important running requests for a waiting request; tell whether any was preempted."""
+    """Preempt less important running requests for a waiting request; tell whether there are any."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
@@ -389,7 +377,6 @@ def _queue_preempted(engine: Engine, first: int) -> None:
 
 @part
 def _leave_queue(engine: Engine, sequence: Sequence) -> None:
-    """Remove an admitted request from the queue, and count it as running."""
     state = engine.state
     waiting_queue.remove(engine, sequence)
     if sequence.status == WAITING:
@@ -433,9 +420,7 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Let running requests decode one token each; return the kind of batch. If memory is short, some are retracted
-    first.
-    """
+    """Decode a token of each running request, after retractions if memory is short; return the kind of batch."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
     if state.num_running == 0:
@@ -479,9 +464,8 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
 
 @part
 def _retract_decode(engine: Engine) -> None:
-    """Retract running requests, those with the fewest outputs first, until the others can decode.
-
-    If several run, at least one is retracted. A single request that does not fit is aborted.
+    """Retract running requests, those with the fewest outputs first, until the others can decode. If several run, at
+    least one is retracted. A single request that does not fit is aborted.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     schedule_policy.order_for_retraction(engine)
@@ -548,9 +532,7 @@ def process_batch_result(engine: Engine) -> None:
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
-    """Append an output token to a request. If the request ends or its prompt is computed, insert its tokens into the
-    tree.
-    """
+    """Append an output token to a request. After its prompt and at its end, insert its tokens into the tree."""
     state = engine.state
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = state.host_s

@@ -61,7 +61,6 @@ def _take_first(engine: Engine, pool: int) -> int:
 
 @part
 def _after(free_list: FreeList, place: int) -> int:
-    """Return the place that follows `place` in the ring of a free list."""
     return free_list.begin if place + 1 == free_list.end else place + 1
 
 
@@ -141,9 +140,7 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
 
 @part
 def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
-    """Count the `num_pages` pages that were written to the ring, up to index `place`, as free or, in a group, as
-    collected.
-    """
+    """Count `num_pages` pages, written to the ring up to index `place`, as free or, in a group, as collected."""
     free_list = engine.radix.free[pool]
     at_back = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
     if at_back:

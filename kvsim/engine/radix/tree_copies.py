@@ -59,9 +59,7 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Allocate host memory for a node, and begin its copy; return False if there is no room, even after evictions from
-    the host.
-    """
+    """Allocate host memory for a node and begin its copy; return False if even evictions make no room."""
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
     if missing > 0 and _evict_host(engine, missing) < missing:
@@ -73,9 +71,7 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf that is on the host, or is copied there now; return False if it cannot be
-    copied.
-    """
+    """Evict the device pages of a leaf that is on the host or is copied there now; return False if it is not."""
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -94,7 +90,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove all nodes below `top`, a leaf on the device. These nodes are only on the host."""
+    """Remove the nodes below `top`, a leaf on the device. They are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]
@@ -151,7 +147,6 @@ def _next_host_leaf(engine: Engine) -> int:
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
     """Free host copies of double nodes, in the order in which the nodes became double, until `enough` pages are free.
-
     With `spares_leaves`, nodes that can be evicted from the device keep their copies.
     """
     last = 0
@@ -182,7 +177,6 @@ def _next_double(engine: Engine, last: int) -> int:
 @part
 def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
     """Begin to load the nodes below `top`, down to `node`, for request `request`; return False if nothing is loaded.
-
     `top` is the last node of the path on the device, and `node` must be locked. Either all nodes are loaded or none.
     """
     nodes, num_pages = engine.radix.nodes, num_host_pages(engine, node)

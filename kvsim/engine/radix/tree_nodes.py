@@ -14,9 +14,8 @@ from kvsim.engine.state import Engine
 
 @part
 def inc_lock_ref(engine: Engine, node: int) -> int:
-    """Add a request's lock to the path from a node up to the root, and to the windows at the end of the path.
-
-    Return the edge (see `tree_windows`), which `dec_lock_ref` needs.
+    """Add a request's lock to the path from a node up to the root, and to the windows at the end of the path. Return
+    the edge (see `tree_windows`), which `dec_lock_ref` needs.
     """
     edge = tree_windows.lock(engine, node)
     while node != ROOT:
@@ -73,7 +72,6 @@ def unlock_after_copy(engine: Engine, node: int) -> None:
 
 @part
 def _add_lock(engine: Engine, node: int) -> None:
-    """Add a lock to one node. A node with a lock cannot be evicted from the device."""
     record = engine.radix.nodes[node]
     record.locks += 1
     if record.locks == 1 and record.is_on_device:
@@ -84,7 +82,6 @@ def _add_lock(engine: Engine, node: int) -> None:
 
 @part
 def _remove_lock(engine: Engine, node: int) -> None:
-    """Remove a lock from one node. A node without locks can be evicted from the device."""
     record = engine.radix.nodes[node]
     assert record.locks > 0
     record.locks -= 1
@@ -108,9 +105,7 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def get_device_pages(engine: Engine, node: int) -> None:
-    """Record that a node that was only on the host gets pages on the device. The caller writes
-    `RadixTables.node_pages`.
-    """
+    """Give a node that was only on the host pages on the device, which the caller writes."""
     record = engine.radix.nodes[node]
     record.first_entry = new_entries(engine, record.num_pages)
     record.is_on_device = True
@@ -137,10 +132,8 @@ def update_double(engine: Engine, node: int) -> None:
 
 @part
 def new_entries(engine: Engine, num_pages: int) -> int:
-    """Return the index of the first of `num_pages` unused entries of `RadixTables.node_pages`.
-
-    If the current half is full, the entries of all nodes on the device are first copied to the other half, which has
-    room for all.
+    """Return the index of the first of `num_pages` unused entries of `RadixTables.node_pages`. If the current half is
+    full, the entries of all nodes on the device are first copied to the other half, which has room for all.
     """
     radix, nodes, pages = engine.radix.state, engine.radix.nodes, engine.radix.node_pages
     if radix.entries_end + num_pages > radix.entries_limit:

@@ -42,9 +42,8 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Give the upper part of a split node the node's windows and their locks, too.
-
-    If the node is an edge, the `upper` part becomes the edge in its place.
+    """Give the upper part of a split node the node's windows and their locks, too. If the node is an edge, the `upper`
+    part becomes the edge in its place.
     """
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks
@@ -55,9 +54,7 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Mark the windows at the end of the path to `node` as the most recently used: those of one window of tokens and a
-    page.
-    """
+    """Mark the windows of the last tokens of the path to `node`, a window and a page, as the last used ones."""
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:
@@ -71,9 +68,7 @@ def touch(engine: Engine, node: int) -> None:
 
 @part
 def lock(engine: Engine, node: int) -> int:
-    """Lock the windows of the last nodes of the path to `node` that cover one window of tokens; return the edge for
-    `unlock`.
-    """
+    """Lock the windows of the last nodes of the path to `node` that cover one window; return the edge."""
     nodes, radix, covered, edge = engine.radix.nodes, engine.radix.state, 0, 0
     window = engine.radix.settings.window_tokens
     while node != ROOT and covered < window:
@@ -93,9 +88,7 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows on the path from `node` up to the node with this `edge`; up to the root if `edge`
-    is 0.
-    """
+    """Remove a lock from the windows from `node` up to the node with `edge`, or to the root if it is 0."""
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]
@@ -109,9 +102,8 @@ def unlock(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def next_unlocked(engine: Engine, node: int) -> int:
-    """Return the next younger node after `node` whose windows no request locks; `ROOT` if there is none.
-
-    After `ROOT` comes the least recently used node.
+    """Return the next younger node after `node` whose windows no request locks; `ROOT` if there is none. After `ROOT`
+    comes the least recently used node.
     """
     nodes = engine.radix.nodes
     node = nodes[node].younger

@@ -92,9 +92,7 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Make the free slots [start, end), which touch no other hole, one hole; for buddies, holes whose lengths are
-    powers of two.
-    """
+    """Make one hole, or for buddies one per power of two, of free slots [start, end) that touch no hole."""
     if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)
@@ -153,7 +151,6 @@ def _delete(engine: Engine, index: int) -> None:
 
 @part
 def _smallest_hole(engine: Engine, length: int) -> int:
-    """Return the index of the smallest hole that is long enough; among equal holes, the one with the lowest address."""
     best, holes = NO_HOLE, engine.holes
     for index in range(engine.state.num_holes):
         if holes[index].length >= length and (best == NO_HOLE or holes[index].length < holes[best].length):
@@ -173,7 +170,6 @@ def _first_after_rover(engine: Engine) -> int:
 
 @part
 def _first_from(engine: Engine, address: int) -> int:
-    """Return the index of the first hole that begins at `address` or above, by binary search."""
     low, high = 0, engine.state.num_holes
     while low < high:
         middle = (low + high) // 2

@@ -38,9 +38,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens of a running sequence, whose extent is doubled if it is full. Return False
-    if there is no room.
-    """
+    """Make room for `num_tokens` more tokens, by doubling a full extent; return False if there is no room."""
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
@@ -137,7 +135,7 @@ def _compact(engine: Engine, length: int) -> bool:
 
 @part
 def _order_for_compaction(engine: Engine) -> None:
-    """Sort the running sequences into `Lists.order`, by address; in a buddy allocator, the longest extents first."""
+    """Sort the running sequences into `Lists.order`, by address; for buddies, the longest extents first."""
     buddies, lists = engine.settings.fit == BUDDY, engine.lists
     for index in range(engine.state.num_running):
         # Insertion sort: the sequences before `place` are in order.

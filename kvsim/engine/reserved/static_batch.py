@@ -27,10 +27,8 @@ _HALF_ULP_OF_ONE = 2.0**-53
 
 @part
 def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return for each outcome
-    """Run until the caller has to act; return the outcome (see `clock.advance`).
-
-    After the outcome `BATCHED`, the caller writes the costs of step shapes that this batch uses for the first time into
-    `Engine.first_uses`.
+    """Run until the caller has to act; return the outcome (see `clock.advance`). After the outcome `BATCHED`, the
+    caller writes the costs of step shapes that this batch uses for the first time into `Engine.first_uses`.
     """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     while clock.has_room(engine):
@@ -73,9 +71,7 @@ def width_at(engine: Engine, step: int) -> int:
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch that includes the oldest waiting sequence, if a batch is due; tell whether the batch has any
-    rows.
-    """
+    """Form a batch with the oldest waiting sequence, if one is due; tell whether the batch has any rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -99,9 +95,7 @@ def _form_batch(engine: Engine) -> bool:
 
 @part
 def _choose_similar_lengths(engine: Engine) -> None:
-    """Fill the batch with the waiting prompts whose lengths are closest to that of the oldest; among equals, the first
-    to arrive.
-    """
+    """Fill the batch with prompts whose lengths are closest to that of the oldest; of equals, the first."""
     width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):  # up to the shortest and the longest prompt
         shorter = length_index.first_at(engine, width - distance)
@@ -138,7 +132,6 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _lay_out(engine: Engine) -> None:
-    """Set the number of steps of the batch, and the number of slots from one row to the next."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
@@ -161,7 +154,6 @@ def _lay_out(engine: Engine) -> None:
 
 @part
 def _take_step(engine: Engine) -> None:
-    """Compute one step and process its output at once, as `generate()` does."""
     state, batch = engine.state, engine.rectangle
     step, rows, width = batch.step, batch.num_rows, batch.prompt_width
     if step == batch.next_end:
@@ -216,7 +208,6 @@ def _drop_ended(engine: Engine) -> None:
 
 @part
 def _count_slots(engine: Engine) -> None:
-    """Set the totals of the slots of the rectangle for this step (see `totals`)."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_free = settings.num_units - batch.num_rows * width_at(engine, batch.step)
     state.written = state.useful = batch.live_prompt_tokens + batch.num_live * batch.step
@@ -262,9 +253,7 @@ def _end_batch(engine: Engine) -> None:
 
 @part
 def _due_s(engine: Engine) -> float:
-    """Return the time in seconds at which a batch is due even if it is not full, because the oldest sequence has waited
-    for `timeout_s`.
-    """
+    """Return the time in seconds at which the oldest waiting sequence no longer waits for a full batch."""
     return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
 
 
@@ -277,10 +266,7 @@ def next_chance_s(engine: Engine) -> float:
 
 @part
 def _ulp(value: float) -> float:
-    """Return a number that, added to `value`, gives the next larger float; for 0, a small constant.
-
-    Machine code has no `nextafter`.
-    """
+    """Return a number that, added to `value`, gives the next larger float: machine code has no `nextafter`."""
     if value == 0.0:
         return _HALF_ULP_OF_ONE
     # The product is between 0.5 and 1.5 times the distance to the next float, so the sum is rounded to that float.
