@@ -113,9 +113,7 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """Run layer `number` on `positions` tokens of each row, which attend to `keys` tokens. Return the address of
-        the output.
-        """
+        """Run layer `number` on `positions` tokens per row, which attend to `keys` tokens. Return its output."""
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element
@@ -142,9 +140,7 @@ class Forward:
         return output
 
     def _norm(self, tokens: int) -> int:
-        """Allocate for a root-mean-square norm in single precision. Return the address of the result in the type of the
-        weights.
-        """
+        """Allocate for a root-mean-square norm in single precision. Return the result, in the weights' type."""
         take, give = self._take, self._give
         single = tokens * self._model.hidden_size * FLOAT32_BYTES
         converted, squared, mean = take(single), take(single), take(tokens * FLOAT32_BYTES)
@@ -174,9 +170,7 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """Replace the keys and then the values of layer `number` by new tensors for `keys` tokens. With `keep_cache`,
-        existing tensors stay.
-        """
+        """Replace the keys, then the values, of layer `number` by new ones; `keep_cache` keeps existing ones."""
         if keep_cache and number < len(self.cache):
             return
         num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes
@@ -202,9 +196,7 @@ class Forward:
         return output
 
     def _copies(self, keys: int) -> tuple[int, ...]:
-        """Allocate copies of keys and values for every query head. Return their addresses; an empty tuple if no heads
-        share keys.
-        """
+        """Allocate copies of keys and values for every query head; none if no heads share keys."""
         if self._query_width == self._key_width:
             return ()
         num_bytes = self._rows * keys * self._query_width * self._model.dtype_bytes

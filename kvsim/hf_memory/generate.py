@@ -40,9 +40,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GenerateMemory:
-    """Counters of the allocator. Arrays have one value after each step of all batches, and the names of a recording's
-    columns.
-    """
+    """Counters of the allocator. Arrays have a value after each step of all batches, named as a recording's columns."""
 
     baseline_allocated_bytes: int
     """Bytes allocated before the first batch: weights, the workspace if it exists, and the process's other tensors."""
@@ -112,9 +110,7 @@ def generate_memory(
 
 
 def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
-    """Allocate what a process holds before its first batch; return the number of bytes, without a workspace that is not
-    `warm`.
-    """
+    """Allocate what a process holds before its first batch; return the bytes, without a workspace not `warm`."""
     if other_bytes:
         allocator.allocate(other_bytes)
     _load(model, allocator)

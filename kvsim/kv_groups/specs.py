@@ -51,9 +51,7 @@ class LayerSpec:
     layout: tuple[object, ...] = ()
     """Other properties that must be equal in all layers of a group: heads, their sizes, types."""
     bytes_per_token_as_full: int | None = None
-    """Number of bytes of one token after the layer is converted to keep every token; None if it keeps every token
-    already or is recurrent.
-    """
+    """Bytes of one token if the layer is converted to keep every token; None if it need not or cannot be."""
     drafts: bool = field(default=False, compare=False)
     """True for a layer of a draft model. It may share a group with layers of the model."""
 
@@ -87,9 +85,7 @@ class CacheSettings:
     keeps_every_state: bool = False
     """True to keep the recurrent state at the end of every block, if the model can; False to keep only some."""
     hybrid_manager: bool = True
-    """True to put layers of different kinds into separate groups. False is vLLM's
-    `--disable-hybrid-kv-cache-manager`.
-    """
+    """True to put layers of different kinds into separate groups; vLLM has a flag that disables it."""
     uniform: bool = False
     """True to keep every token in every layer, as if no layer had a window."""
     mla_block_size: int | None = None
@@ -187,9 +183,7 @@ def _block_size(model: Model, settings: CacheSettings) -> int:
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
-    """Return the spec of an attention layer with blocks of `block_size` tokens, or of fewer if it has a sliding
-    window.
-    """
+    """Return the spec of an attention layer with blocks of `block_size` tokens, or fewer for a sliding window."""
     window, kind = None, CacheKind.FULL
     if isinstance(layer, SlidingWindow):
         # A window uses the smallest block, which is enlarged if pages must be equal.

@@ -22,17 +22,13 @@ DECODES = tuple((seqs, context) for seqs in (1, 8, 32, 128, 256) for context in 
 PREFILLS = ((256, 0), (1024, 0), (4096, 0), (8192, 0), (1024, 8192))
 """Prompts that are measured: number of queries, and number of tokens computed before."""
 MIXES = ((32, 512, 512), (128, 512, 512), (128, 1024, 2048), (32, 2048, 2048), (256, 512, 256))
-"""Launches that are measured with both: number of decoding sequences, the context of each, and number of queries of one
-prompt.
-"""
+"""Launches that are measured with both: decoding sequences, the context of each, and queries of one prompt."""
 _BLOCK = 16
 """Number of tokens in a block of the paged cache."""
 _MOST_BYTES = 16 << 30
 """Largest number of bytes of keys and values in a measured batch. A larger batch might not fit into the GPU."""
 _CACHE_BYTES = 160 << 20
-"""Number of bytes of keys and values that calls read in turn: several times a GPU's cache, so that no call finds its
-inputs there.
-"""
+"""Bytes of keys and values that calls read in turn: too many to stay in a GPU's cache until the next turn."""
 _MOST_COPIES = 16
 _TOKEN_BYTES = 4
 """Number of bytes of one key element and one value element in bfloat16."""

@@ -32,9 +32,7 @@ def host_copy_rates() -> tuple[float, float]:
 
 
 def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
-    """Return the name of the all-reduce over `num_gpus` GPUs of this host, and pairs (size in bytes, seconds). With one
-    GPU, both are empty.
-    """
+    """Return the name of the all-reduce over `num_gpus` GPUs, and pairs (bytes, seconds); for one GPU, nothing."""
     if num_gpus == 1:
         return "", ()
     with tempfile.TemporaryDirectory() as scratch:
@@ -45,9 +43,7 @@ def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
 
 
 def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
-    """Take part in all reductions as process `rank`. Rank 0 saves the name of the all-reduce and the seconds in the
-    file `result`.
-    """
+    """Take part in all reductions as process `rank`. Rank 0 saves the name and the seconds in the file `result`."""
     torch.cuda.set_device(rank)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     name, reduce, capturing = _connect(rank, num_gpus, port)

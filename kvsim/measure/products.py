@@ -16,9 +16,7 @@ SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), 640, 1024, 2048, 4096
 FEW_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
 """Numbers of rows for a shorter measurement."""
 _CACHE_BYTES = 160 << 20
-"""Number of bytes of weights that calls read in turn: several times a GPU's cache, so that no call finds its weights
-there.
-"""
+"""Bytes of weights that calls read in turn: too many to stay in a GPU's cache until the next turn."""
 _WEIGHTS_BYTES = 2 << 30
 """Bytes of the buffer from which all weights are taken."""
 _FEWEST_CALLS, _MOST_CALLS = 4, 24

@@ -33,9 +33,7 @@ MIB = 1024 * KIB
 ROUNDING_BYTES = 512
 """Requests are rounded up to multiples of this number of bytes."""
 SMALL_LIMIT_BYTES = MIB
-"""Largest request, in bytes, that the pool of small blocks serves. In the pool of large blocks, a block is split only
-if the rest is above this limit.
-"""
+"""Largest request, in bytes, from the pool of small blocks. Large blocks are split only if the rest exceeds it."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB

@@ -122,9 +122,7 @@ class Connector:
         return self.role is not Role.PRODUCER
 
     def check(self, release: str, num_groups: int) -> None:
-        """Raise a `UsageError` if kvsim does not simulate this connector in vLLM `release` with `num_groups` KV-cache
-        groups.
-        """
+        """Raise a `UsageError` if kvsim does not simulate this connector in `release` with `num_groups` groups."""
         check_feature(release, "KV connectors")
         if num_groups > 1:
             raise UsageError(
@@ -134,9 +132,7 @@ class Connector:
 
 
 def refuse_with_connector(policy: Paged, where: str) -> None:
-    """Refuse settings that kvsim does not simulate together with a KV connector. `where` completes the error "... is
-    not modelled {where}".
-    """
+    """Refuse settings that do not go with a KV connector. The error says "... is not modelled {where}"."""
     for name, value in (
         ("--kv-offloading-size", policy.cache.kv_offloading_size),
         ("--swap-gib", policy.cache.swap_gib),

@@ -110,9 +110,7 @@ class CachedBlock(Protocol):
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in the cached blocks that continue this block's prefix. Without this block, no request can
-        hit them.
-        """
+        """Number of tokens in the cached blocks that continue this block's prefix, and are hit only with it."""
 
 
 class Candidates(Sequence[CachedBlock]):
@@ -188,9 +186,7 @@ class StepInMaking(Protocol):
         """
 
     def preempt(self, request: ServedRequest) -> None:
-        """Free the memory of a running request and put it back into the queue. It computes its tokens again after
-        that.
-        """
+        """Free the memory of a running request and queue it again; it will compute its tokens once more."""
 
 
 class Allocator(Protocol):
@@ -312,9 +308,7 @@ class CustomPolicy(Protocol):
         return 0
 
     def schedule(self, step: StepInMaking) -> None:
-        """Schedule one step. The default is vLLM's rule: serve running requests; if none was preempted, admit waiting
-        ones.
-        """
+        """Schedule one step. By default, serve running requests and, if none was preempted, admit others."""
         step.serve_running()
         if not step.preempted:
             step.admit_waiting()

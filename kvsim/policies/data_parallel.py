@@ -28,9 +28,7 @@ def steps_between_syncs(release: str) -> int:
 
 @dataclass(slots=True)
 class RankLoad:
-    """Load of a rank: that of the coordinator's last report, and the requests that this front end has sent to the rank
-    since.
-    """
+    """Load of a rank by the coordinator's last report, plus the requests that this front end has sent to it since."""
 
     num_waiting: float = 0
     num_running: float = 0
@@ -46,9 +44,7 @@ class RankBalancer:
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
-    """Rank that is compared first, and so wins among equal scores. Every choice increases it by one, modulo the
-    ranks.
-    """
+    """Rank that is compared first, and so wins among equal scores. Every choice moves it on by one."""
     counts_own: bool = True
     """True if the score depends on this front end's unanswered requests and on the pool usage, as in newer releases."""
     in_flight: list[int] = field(default_factory=list)
@@ -66,9 +62,7 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Choose the rank of the next request and count the request there; return the rank. If `rank` is given, it is
-        chosen.
-        """
+        """Choose the rank of the next request (`rank`, if given), count the request there, and return it."""
         if rank is None:
             size = len(self.loads)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)

@@ -65,9 +65,7 @@ class DraftCounts:
         return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
 
     def repeated(self, rows: range) -> Self:
-        """Return lists for the requests in `rows` of a workload. Of `n` lists, the request in `row` gets list `row %
-        n`.
-        """
+        """Return lists for the requests in `rows` of a workload. Of `n` lists, request `row` gets list `row % n`."""
         chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
         return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
 

@@ -110,9 +110,7 @@ class Drafts:
 
 
 def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
-    """Return the effects of speculative decoding by `policy` for the requests in `rows`; None if `policy` drafts
-    nothing.
-    """
+    """Return the effects of speculative decoding on the requests in `rows`; None if `policy` drafts nothing."""
     if not isinstance(policy, Paged) or (config := policy.scheduler.drafting) is None:
         return None
     chosen = policy.scheduler

@@ -20,9 +20,7 @@ class ImageInput:
     length: int
     """Number of prompt tokens of the image."""
     embedded: tuple[tuple[int, int], ...] = ()
-    """Ranges of the image's tokens that take an encoder output, as (first token, number of tokens); empty if all take
-    one.
-    """
+    """Ranges (first token, number of tokens) of the image that take an encoder output; empty if all do."""
 
     @property
     def end(self) -> int:
@@ -31,7 +29,7 @@ class ImageInput:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of the image's tokens that take an encoder output, as (first token, number of tokens)."""
+        """Ranges (first token, number of tokens) of the image that take an encoder output."""
         return self.embedded or ((0, self.length),)
 
     @property

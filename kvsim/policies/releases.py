@@ -17,9 +17,7 @@ from kvsim.errors import UnknownNameError, UsageError, shortened
 
 
 class ReusedFirst(Enum):
-    """Rule that chooses the freed blocks that go to the head of the free queue. All other freed blocks go to the
-    tail.
-    """
+    """Rule that chooses the freed blocks that go to the head of the free queue, not to the tail."""
 
     NONE = "Freed blocks are reused last."
     WINDOWS = "Freed blocks of sliding windows that hold no cached prefix are reused first."
@@ -56,9 +54,7 @@ class AlignedSplit(Enum):
 
 
 class SecondKey(Enum):
-    """Rule by which a block gets a second prefix key. vLLM hashes prompts in hash blocks; a block can span several of
-    these.
-    """
+    """Rule for a second prefix key of a block that spans several of the hash blocks in which prompts are hashed."""
 
     NONE = "Blocks have one key."
     END = "A block larger than a hash block has a second key, for the last hash-block boundary of the prompt."
@@ -71,9 +67,7 @@ def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of a field that is an enumeration. `members` has its new value by the release that changed
-    it.
-    """
+    """Return the metadata of an enumeration field, from its new value by the release that changed it."""
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 
 
@@ -345,9 +339,7 @@ OLDEST_WITH_IMAGES = "0.20.0"
 DEFAULT = NEWEST
 """Release that is simulated unless another is named."""
 UNSTATED = "0.25.1"
-"""Release that is assumed if a recording, or an oracle's answer, states none: older kvsim versions knew only this
-one.
-"""
+"""Release of a recording or an oracle's answer that states none: older kvsim versions knew only this one."""
 _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
@@ -369,16 +361,12 @@ CHANGES = _all_changes()
 
 
 def is_known(release: str) -> bool:
-    """Tell whether a release is between the oldest and the newest known release. All patches of the newest count as
-    known.
-    """
+    """Tell whether a release is between the oldest and the newest known one. All patches of the newest count."""
     return number_of(OLDEST) <= number_of(release) and number_of(release)[:2] <= number_of(NEWEST)[:2]
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a warning that names the release whose rules are followed in place of `release`, in a list. The list is
-    empty if `release` is known.
-    """
+    """Return a warning that names the release whose rules are followed instead; empty if `release` is known."""
     if is_known(release):
         return []
     nearest = OLDEST if number_of(release) < number_of(OLDEST) else NEWEST
@@ -454,9 +442,7 @@ def rules_of(release: str) -> ReleaseRules:
 
 @cache
 def defaults_of(release: str) -> Defaults:
-    """Return the defaults of a release, or of a name made by `varied`; for an unknown release, those of the nearest
-    known one.
-    """
+    """Return the defaults of a release or of a `varied` name; for an unknown release, those of the nearest."""
     return Defaults(**_values_at(release, Defaults))
 
 
@@ -483,9 +469,7 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes after `old` that still have an effect in `new`. Each has only the values that `new` has from
-    it.
-    """
+    """Return the changes after `old` that still have an effect in `new`, with only the values that they set."""
     before, after = _by_name(old), _by_name(new)
     left = {name: value for name, value in after.items() if value != before[name]}
     found = []

@@ -140,9 +140,7 @@ class SessionAffinity:
 
 
 def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the number of the server with the most tokens of the prompt in its prefix cache. Among equals, it is the
-    server with the fewest requests.
-    """
+    """Return the server with the most cached tokens of the prompt; among equals, the one with fewest requests."""
     return min(servers, key=lambda server: (-server.hit_tokens, server.num_requests)).number
 
 
@@ -262,9 +260,7 @@ class ServersOfRanks:
     """
 
     def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
-        """Choose servers by `route`. Each has `num_ranks` ranks, of which its front end chooses one as in vLLM
-        `release`.
-        """
+        """Choose the server by `route`, and one of its `num_ranks` ranks by the rule of vLLM `release`."""
         self._router, self._num_ranks = router_of(route), num_ranks
         self._new_front_end = partial(DataParallel, release)
         self._front_ends: dict[int, DataParallel] = {}

@@ -454,9 +454,7 @@ class StaticSettings:
         check_settings(self)
 
     def limited(self, max_model_len: int, _defaults: EngineDefaults) -> Self:
-        """Return these settings. If `max_model_len` is None, it becomes the argument, the longest sequence of the
-        model.
-        """
+        """Return these settings, with the model's `max_model_len` if they state none."""
         return replace(self, max_model_len=self.max_model_len or max_model_len)
 
 

@@ -91,9 +91,7 @@ class SGLangSettings:
 
     @property
     def first_ratio(self) -> float:
-        """Initial `new_token_ratio`: the share of its remaining output limit that a running request is expected to
-        use.
-        """
+        """Initial `new_token_ratio`: expected share that a running request uses of its remaining output limit."""
         return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
 
     @property

@@ -95,22 +95,16 @@ class SpeculativeConfig:
         return int(is_model)
 
     def tokens_ahead(self, release: str) -> int:
-        """Return the number of tokens after the end of a block that the prefix key of the block also covers in a
-        release.
-        """
+        """Return the number of tokens after the end of a block that its prefix key also covers in a release."""
         covers = rules_of(release).keys_cover_drafts and self._drops(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 
     def drops_last_hit(self, release: str) -> bool:
-        """Tell whether the last block of every prefix hit is computed again in a release, because draft layers need its
-        states.
-        """
+        """Tell whether, in a release, the last block of every prefix hit is computed again for draft layers."""
         return self._drops(release) and not self.tokens_ahead(release)
 
     def _drops(self, release: str) -> bool:
-        """Tell whether draft layers need more than a prefix hit has: the last block computed again, or keys that cover
-        more tokens.
-        """
+        """Tell whether draft layers need the last hit block computed again, or keys that cover more tokens."""
         if rules_of(release).keys_cover_drafts:
             return self.method in READS_STATES and not self.drops_no_block
         return self.method in (*READS_STATES, "dflash")
@@ -131,9 +125,7 @@ class SpeculativeConfig:
             )
 
     def most_past_end(self, steps: int) -> int:
-        """Return the largest number of tokens that a sequence computes after its end if `steps` steps may be in
-        flight.
-        """
+        """Return the largest number of tokens computed after a sequence's end, with `steps` steps in flight."""
         return steps * (1 + self.num_tokens) - 1
 
     def check_known_to(self, release: str) -> None:

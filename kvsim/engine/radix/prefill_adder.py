@@ -350,18 +350,14 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return by how much request `number` is more important than request `other`, as a difference of priorities;
-    negative if it is less important.
-    """
+    """Return the lead of request `number` over request `other` in importance: a difference of priorities."""
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
 
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the least important running request that is not among the `num_chosen`; among equals, the last queued; 0
-    for none.
-    """
+    """Return the least important running request that is not chosen; among equals, the last queued; 0 for none."""
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]
