@@ -248,7 +248,7 @@ class Driver:
         """Report that the copy at index `job` of `HostTier.jobs` has ended, with the output of step `call`. Steps are
         the scheduler's calls, counted from 1.
         """
-        host_jobs.report(self.engine, job, call)
+        host_jobs.schedule_report(self.engine, job, call)
 
     def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
         """Report that a transfer of sequence `number` has ended, with the output of step `call`.

@@ -34,7 +34,9 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _begin(engine: Engine, index: int) -> bool:
-    """Make the sequence at `index` of `Engine.running` quiet if it only decodes; tell whether it is quiet now."""
+    """Let the scheduler skip the sequence at `index` of `Engine.running` if it only decodes; tell whether it is
+    skipped.
+    """
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, num_awaited = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + num_awaited - computed == 1
@@ -53,7 +55,9 @@ def _begin(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, launched: int) -> None:
-    """Update the quiet sequence at `index` of `Engine.running` to its state after step number `launched`."""
+    """Apply the steps up to number `launched` that the scheduler skipped to the sequence at `index` of
+    `Engine.running`.
+    """
     if engine.quiet_until[index] == 0:
         return
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
@@ -80,7 +84,7 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
 
 @part
 def catch_up_from(engine: Engine, first: int, launched: int) -> None:
-    """Update all running sequences from index `first` on to their state after step number `launched`."""
+    """Apply the steps up to number `launched` that were skipped to all sequences in `Engine.running[first:]`."""
     state = engine.state
     if state.num_quiet > 0:
         for index in range(first, state.num_running):
@@ -89,7 +93,9 @@ def catch_up_from(engine: Engine, first: int, launched: int) -> None:
 
 @part
 def list_quiet(engine: Engine) -> None:
-    """Add the quiet sequences of the last scheduled step to `Engine.batch`, in order, and catch them up."""
+    """Add the sequences that the scheduler skipped in the last step, because they only decode, to `Engine.batch`, in
+    the order of `Engine.running`, and apply the skipped steps to them.
+    """
     state = engine.state
     if state.num_quiet == 0:
         return

@@ -176,7 +176,7 @@ class HostTier(NamedTuple):
     settings: HostSettings
     state: HostState
     blocks: Records[HostBlock]
-    """Records of the heads of the lists, then of the slots, then of the ghosts (see `HostBlock`)."""
+    """Records of the heads of the lists, then of the slots, then of the keys that ARC remembers after evictions."""
     lists: Records[HostList]
     buckets: Numbers
     """Index of the first record in each bucket of the hash table of keys."""

@@ -67,7 +67,9 @@ def _forget_last(engine: Engine) -> None:
 
 @part
 def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether no release of the sequence's memory is recorded: it waits, loads, or frees its blocks late."""
+    """Tell whether a sequence that leaves has no release in the recording: it waits, loads, or frees its blocks
+    late.
+    """
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):
         return True

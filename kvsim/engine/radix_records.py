@@ -297,7 +297,7 @@ class Node(Bucketed):
     """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number of the lock edge at this node, the upper end of windows that a request locks; 0 for none."""
+    """Number of this node as the topmost one whose windows a request locks; 0 if it is none."""
     younger: Small = ROOT
     """Node whose windows were used next after those of this node. For `ROOT`: the node whose windows are the least
     recently used. `older` is the opposite link.
@@ -320,7 +320,7 @@ class Holding:
     lock: Small = ROOT
     """Last node of the path that the request locks."""
     edge: Small = 0
-    """Value of `Node.edge` at which the request's locked windows end; 0 if those of the whole path are locked."""
+    """Value of `Node.edge` at which the request's locks on windows end; 0 if the whole path is locked."""
     gone_tokens: Small = 0
     """Number of leading tokens whose window slots the request has freed."""
     branch_tokens: Small = 0

@@ -143,11 +143,11 @@ class Settings:
     token_slots: int = 0
     """Number of slots of one token, summed over all tables."""
     first_hit: int = 0
-    """Index in `Engine.entries` at which the hit blocks of the sequence being admitted begin."""
+    """Index in `Engine.entries`, behind all tables, of a scratch area for the hit blocks of an admission."""
     cache_tokens: int = 0
     """Least common multiple of the groups' block sizes in tokens. The length of a hit is a multiple of it."""
     commit_tokens: int = 0
-    """Number of tokens between the boundaries up to which blocks are put into the prefix cache."""
+    """Granularity of the prefix cache in tokens: of a sequence, the whole multiples of it are cached."""
     retention_tokens: int = 0
     """Number of tokens between the boundaries at which windows and states are kept for hits.
 
@@ -159,9 +159,9 @@ class Settings:
     marks_prompt_end: FeatureFlag = False
     """True if a step that caches up to the end of a prompt counts as writing its last recurrent state."""
     bounds_first_chunk: bool = False
-    """True if the first chunk of a sequence ends at its junction (see `Sequence.junction`)."""
+    """True if the first chunk of a sequence ends at `Sequence.junction`."""
     keeps_junctions: bool = False
-    """True if a step ends at the junction (see `Sequence.junction`) and keeps the blocks before it for hits."""
+    """True if a step ends at `Sequence.junction` and keeps the blocks before it for hits."""
     cuts_at_boundaries: bool = False
     """True if a chunk of a prompt ends at a block boundary; False if a chunk has a whole number of blocks."""
     cuts_wide_blocks: bool = False
@@ -171,7 +171,7 @@ class Settings:
     spares_last_token: bool = False
     """True if the last boundary of a prompt is before its last token, even if it has a whole number of blocks."""
     cuts_every_full_kind: bool = False
-    """True to cut the hits of all kinds of full attention to the common hit; False to cut only the first kind's."""
+    """True to cut the hits of all kinds of full attention to the hit of all groups; False: only the first kind's."""
     boundary_tokens: Feature = 0
     """Number of tokens between the boundaries where chunks end to keep recurrent states; 0 for none."""
     first_in_lookup: int = 0
@@ -319,12 +319,12 @@ class State:
     num_listed: int = 0
     """Number of sequences of the step being scheduled that `Engine.batch` lists."""
     num_quiet: int = 0
-    """Number of quiet sequences (see `fast_forward`)."""
+    """Number of quiet sequences: running ones that the scheduler skips because they only decode; see `fast_forward`."""
     quiet_tokens: int = 0
-    """Sum over the quiet sequences: computed tokens of each when it became quiet, minus the number of its step at that
-    time.
+    """Sum over the sequences that the scheduler skips (see `num_quiet`): computed tokens of each when it was first
+    skipped, minus the number of its step at that time.
 
-    A quiet sequence computes one token in each step. So the number of context tokens of all quiet sequences is this sum
+    Each step computes one token of such a sequence. So the number of context tokens of all these sequences is the sum
     plus `num_scheduled` for each.
     """
     num_prefill_tokens: int = 0
@@ -403,7 +403,7 @@ class State:
     rounding: int = 0
     """Number of slots that rounding added to the requested ones, over all tables."""
     num_unsure: int = 0
-    """Number of entries in `Lists.unsure`."""
+    """Number of entries in `Lists.unsure`, for `totals.settle_unsure_slots`."""
     unusable_units: int = 0
     """Number of free units, if together they suffice for the head of the queue but no single free range does; otherwise
     0. Updated when a step is scheduled.
@@ -458,7 +458,7 @@ class Sequence(Bucketed):
     in_flight: Small = 0
     """Number of tokens that steps in flight compute. Counted only with `Settings.counts_flight`."""
     junction: Small = 0
-    """Length in tokens of the longest hit of any group, if it exceeds the common hit of all groups; else 0."""
+    """Tokens of the longest hit of any KV-cache group, if it exceeds the hit of all groups together; else 0."""
     drafts: Small = 0
     """Number of drafts that the next step verifies."""
     rejected: Small = 0
@@ -484,7 +484,7 @@ class Sequence(Bucketed):
     first_key: int = 0
     """Index in `Engine.prompt_keys` of the key of the sequence's first block."""
     quiet_since: Small = 0
-    """Number of the last step before the sequence became quiet, counted from 1; see `fast_forward`."""
+    """Number, from 1, of the last step before the scheduler began to skip the sequence; see `fast_forward`."""
     open_row: Small = 0
     """Index of the row in `Engine.schedule_rows` that the next step may extend; -1 for none."""
 
@@ -549,7 +549,7 @@ class Lists:
     preempted: int = 0
     """Number of the sequence that is preempted as number `i` in the step being scheduled."""
     unsure: int = 0
-    """Number of the sequence that freed slots of unsure tokens (`totals`) as number `i` since the last step."""
+    """Number of the sequence that, as number `i` since the last step, freed slots of tokens not surely computed."""
     free_place: int = 0
     """Free place number `i`: an index of tables that belong to no sequence."""
 
@@ -589,7 +589,7 @@ class Group:
     drops_hit: bool = False
     """True if the last block of a hit is computed again, because a group of this kind has layers of the draft model."""
     is_dropped: bool = False
-    """True if the lookup has left out the last hit block (`drops_hit`) at the current common hit."""
+    """True if the lookup has left out the group's last hit block (`drops_hit`) since the hit of all groups changed."""
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because drafting modules may compute them again."""
     first_entry: int = 0
@@ -601,7 +601,7 @@ class Group:
     num_shared: int = 0
     """Number of entries in the group's tables minus the number of distinct blocks there, without null blocks."""
     num_hits: int = 0
-    """Number of hit blocks of the sequence being admitted. Null blocks count."""
+    """Number of hit blocks, null blocks included, of the sequence being admitted."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -615,7 +615,9 @@ class Table:
     num_held: Small = 0
     """Number of entries that are not null blocks."""
     num_cached: Small = 0
-    """Number of leading blocks that are in the prefix cache or will never be put there."""
+    """Number of leading entries that need not be put into the prefix cache any more: they are in it, or never will
+    be.
+    """
     num_removed: Small = 0
     """Number of leading entries whose blocks were freed. Used only in aligned recurrent groups."""
     last_state: Small = 0
@@ -827,6 +829,8 @@ class ScheduleRow:
     tokens: Small = 0
     repeat: Small = 0
     known: Small = 0
-    """Number of known tokens when the step was scheduled. Used only with drafts."""
+    """Number of tokens of the request that were final at the row's step: prompt and processed outputs. With drafts
+    only.
+    """
     outputs: Small = 0
-    """Number of tokens that the output of the step gave the request. Used only with drafts."""
+    """Number of tokens that the output of the row's step gave the request. With drafts only."""

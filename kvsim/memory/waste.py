@@ -141,7 +141,7 @@ class Breakdown:
 
     @property
     def allocated(self) -> int:
-        """Number of slots in tables of live sequences, without slots that rounding added."""
+        """Number of slots in tables of live sequences. Slots that tables got only by rounding up do not count."""
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:

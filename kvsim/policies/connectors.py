@@ -41,7 +41,7 @@ class Remote(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """The exchange of KV for one request."""
+    """Ways in which one request gets KV from another server or a store, or leaves KV for another server."""
 
     remote: Remote = Remote.NONE
     """Part of the other server in serving the request; only with Nixl."""
@@ -109,7 +109,7 @@ class Connector:
     backoff_tokens: int = 0
     """Number of tokens at the end of a prompt that are always computed here, even if their KV could be loaded."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
-    """The exchange of each request."""
+    """Exchange of KV for each request, in the order of the workload; empty if all are `Exchange()`."""
 
     @property
     def produces(self) -> bool:

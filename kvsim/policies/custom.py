@@ -30,7 +30,7 @@ class ServedRequest(Protocol):
 
     @property
     def arrival_s(self) -> float:
-        """Time at which the request was sent, in seconds from the first event."""
+        """Time at which the request arrived, in seconds from the first event."""
 
     @property
     def priority(self) -> int:
@@ -42,7 +42,7 @@ class ServedRequest(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Output tokens after which the server stops the request."""
+        """Number of output tokens after which the server stops the request."""
 
     @property
     def output_tokens(self) -> int:
@@ -58,7 +58,7 @@ class ServedRequest(Protocol):
 
     @property
     def num_units(self) -> int:
-        """Number of units in the request's table; with vLLM's cache, a unit is a block."""
+        """Number of units in the request's table (see `Allocator`); with vLLM's cache, a unit is a block."""
 
     @property
     def hit_tokens(self) -> int:
@@ -263,7 +263,7 @@ class CustomPolicy(Protocol):
     """
 
     name: str = "own"
-    """The name of the policy in tables, figures and recordings."""
+    """Name of the policy in tables, plots and recordings."""
     scheduler: ContinuousSettings = ContinuousSettings()
     """Limits of a step, and the order of the queue."""
     cache: PagedSettings = PagedSettings()
@@ -272,7 +272,7 @@ class CustomPolicy(Protocol):
     """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""
     allocator: Callable[[int, int], AnyAllocator] | None = None
     """Class or function that makes the allocator of a run; None for vLLM's cache. Its arguments are the number of units
-    in the pool, and the number of tokens in a unit.
+    in the pool, and the number of tokens in a unit. In the body of a class, a function must be a `staticmethod`.
     """
 
     def admit(self, step: StepInMaking) -> ServedRequest | None:
@@ -341,19 +341,19 @@ def policy_from_file(text: str) -> CustomPolicy:
     # `run_path` leaves no module of this name in `sys.modules`, so sweeps pickle the classes by value for workers.
     module = f"policy_in_{path.stem}"
     try:
-        kinds = [
-            kind
-            for kind in run_path(str(path), run_name=module).values()
+        kinds = {
+            key: kind
+            for key, kind in run_path(str(path), run_name=module).items()
             if isinstance(kind, type) and CustomPolicy in kind.__mro__ and kind.__module__ == module
-        ]
-        chosen = [kind for kind in kinds if name in ("", kind.__name__)]
+        }
+        chosen = {kind for key, kind in kinds.items() if name in ("", key)}
         if len(chosen) == 1:
-            made: CustomPolicy = chosen[0]()
+            made: CustomPolicy = chosen.pop()()
             type(made).source = path.read_text(encoding="utf-8")
             return made
     except Exception as error:
         raise UsageError(f"the policy in {path} cannot be made: {type(error).__name__}: {error}.") from error
-    names = ", ".join(kind.__name__ for kind in kinds) or "no subclass of kvsim.CustomPolicy"
+    names = ", ".join(kinds) or "no subclass of kvsim.CustomPolicy"
     raise UsageError(f"{path} has {names}; give one policy as {path}:CLASS.")
 
 

@@ -64,9 +64,7 @@ class Pipeline:
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return the largest number of tokens that a sequence computes after its end, before an output shows that it
-        has ended.
-
+        """Return the largest number of useless tokens of a sequence: computed before the output arrives that ends it.
         vLLM knows in advance that a sequence reaches its limit only if at most one of its tokens is in flight.
         """
         if not async_scheduling:

@@ -200,8 +200,11 @@ class Radix:
         return min(self.scheduler.context_length, num_slots) - 1
 
     def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
-        """Return the number of slots of the first pool, a multiple of the page size, if both pools take `kv_bytes`
-        bytes. The second pool is for layers with windows.
+        """Return the number of slots of the first pool, in whole pages, if both pools take `kv_bytes` bytes; it may be
+        0.
+
+        The second pool is for layers with windows. Without a radix cache its size is fixed, and the first pool gets the
+        rest.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if layers.window_tokens and self.cache.disable_radix_cache and chunk > 0:

@@ -95,6 +95,12 @@ def test_a_policy_in_a_file_runs_with_the_flags(
         done = kvsim("run", "--policy", given, *REQUESTS)
         assert done.returncode == 2
         assert said in " ".join(done.stderr.split())
+    alias = tmp_path / "alias.py"
+    alias.write_text(
+        "from kvsim import CustomPolicy\n\n\nclass First(CustomPolicy):\n    name = 'first'\n\n\nOther = First\n"
+    )
+    for given in (str(alias), f"{alias}:Other"):
+        assert summary("--policy", given)["policy"] == "first"
     done = kvsim("fit", "--eviction", "optimal", "--users", "2")
     assert (done.returncode, "leave it out" in done.stderr) == (2, True)
     sweep = ("--policy", f"{evict}:LeastOftenHit", *REQUESTS[:8], "--vary", "num-blocks=80,90")

@@ -329,6 +329,11 @@ class Elsewhere(Plain):
         return candidates[0].unit
 
 
+class Unbound(Plain):
+    def allocator(self, num_units: int) -> Any:
+        """Lack the argument for the tokens of a unit, as a function does that takes no `self`."""
+
+
 def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.CustomPolicy:
     policy = Plain()
     policy.allocator = kind
@@ -341,6 +346,7 @@ def with_allocator(kind: type[kvsim.Allocator]) -> kvsim.CustomPolicy:
         (with_allocator(Twice), "allocated unit 0, which is in a table"),
         (with_allocator(Outside), "allocated unit 39 of a pool that has 0 to 38"),
         (with_allocator(TooFew), "a table of 0 units of 16 tokens"),
+        (Unbound(), "the policy 'plain' failed in allocator: TypeError"),
         (Stuck(), "the clock would not advance"),
         (Strange(), "returned 'the first', which is no request"),
         (Gone(), "as victim, and it does not run"),

@@ -124,7 +124,7 @@ class CustomRules:
     def _create_units(self, num_units: int) -> CustomUnits:
         make = self.policy.allocator
         assert make is not None
-        made = make(num_units, self.policy.unit_tokens)
+        made = self.ask(make, num_units, self.policy.unit_tokens)
         check_allocator_names(type(made))
         if shares_prefixes(made) and not shares_prefixes(make):
             self.refuse(f"shares prefixes by an allocator of {type(made).__name__}; let `allocator` be that class")
@@ -255,7 +255,8 @@ class CustomRules:
         except (KvsimError, _NoRoomError, _NoOtherError):
             raise
         except Exception as error:
-            self.refuse(f"failed in {hook.__name__}: {type(error).__name__}: {error}", error)
+            name = getattr(hook, "__name__", "allocator")  # some objects that make an allocator have no name
+            self.refuse(f"failed in {name}: {type(error).__name__}: {error}", error)
 
     def refuse(self, what: str, error: Exception | None = None) -> NoReturn:
         """End the run with an error: the policy broke a rule, or failed with `error`. `what` is the rest of a sentence

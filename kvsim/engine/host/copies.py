@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from kvsim.engine import clock
-from kvsim.engine.host.host_jobs import report
+from kvsim.engine.host.host_jobs import schedule_report
 from kvsim.engine.host_tier import NO_JOB
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.paged import external_kv
@@ -123,5 +123,5 @@ def _report_ended(engine: Engine, is_load: bool) -> None:
         record = host.jobs[job]
         is_due = record.is_on_link and record.reported_in == 0 and record.done_s <= state.host_s
         if is_due and record.is_load == is_load:
-            report(engine, job, state.num_scheduled)
+            schedule_report(engine, job, state.num_scheduled)
         job = record.next

@@ -1,6 +1,7 @@
-"""The list of copies between GPU and host that were decided and whose end has not been processed, in order of decision.
+"""The copies in progress between GPU and host. A copy is a `Job` record in `HostTier.jobs`; `job` is its index.
 
-A copy is a `Job` record in `HostTier.jobs`. The argument `job` of a function is the index of this record.
+The records are linked in three ways: all copies in order of decision, copies with a known report in the order of their
+reports (`next_reported`), and free records as a stack.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Add a copy of some or all of the host blocks [first, end) of a sequence; return the index of its record."""
+    """Add a copy of some or all of the host blocks [first, end) of a sequence; return the index of its record. The
+    caller sets `Job.num_blocks` and, for a store, `Job.first_written`.
+    """
     host = engine.host
     state = host.state
     job = state.last_free_job
@@ -37,8 +40,10 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 
 @part
-def report(engine: Engine, job: int, step: int) -> None:
-    """Schedule the report of a copy's end with the output of the scheduler's call `step`, counted from 1."""
+def schedule_report(engine: Engine, job: int, step: int) -> None:
+    """Schedule the report of a copy's end with the output of the scheduler's call `step`, counted from 1. Calls must be
+    in ascending order of `step`.
+    """
     host = engine.host
     host.jobs[job].reported_in = step
     if host.state.first_reported == NO_JOB:
@@ -49,7 +54,7 @@ def report(engine: Engine, job: int, step: int) -> None:
 
 
 @part
-def next_reported(engine: Engine, step: int) -> int:
+def pop_reported(engine: Engine, step: int) -> int:
     """Remove the next copy whose end is reported with the output of `step` or of an earlier one; return the index of
     its record, or `NO_JOB` if there is none.
     """

@@ -78,7 +78,7 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the host block with `key` as recently used. If only a ghost has the key, ARC adapts its target."""
+    """Mark the host block with `key` as recently used. If ARC has only evicted the key lately, it adapts its target."""
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
@@ -112,8 +112,8 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
     """Evict idle host blocks until `num_blocks` slots are free; return False, and evict nothing, if too few can be
     evicted.
 
-    Spared blocks are not evicted. The recency list has `num_recent_spared` spared idle blocks, the frequency list
-    `num_frequent_spared`.
+    Blocks marked by `spare` are not evicted. Of these, `num_recent_spared` are idle in the recency list, and
+    `num_frequent_spared` in the frequency list.
     """
     tier = engine.host
     lack = num_blocks - tier.state.num_free
@@ -173,7 +173,9 @@ def _prefers_recent(engine: Engine, length: int) -> bool:
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Free the slot of the first idle, unspared block in list `place`. With ARC, its key becomes a ghost."""
+    """Free the slot of the first block in list `place` that is idle and not spared. ARC remembers its key as a
+    ghost.
+    """
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
@@ -190,7 +192,7 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Adapt the target length of the recency list after a hit of a ghost, whose list `place` was too short."""
+    """Adapt the target length of the recency list when the key of a block evicted from list `place` was used again."""
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
@@ -201,7 +203,7 @@ def _adapt(engine: Engine, place: int) -> None:
 
 @part
 def _remember_ghost(engine: Engine, place: int, key: int) -> None:
-    """Add the key of an evicted block to a list of ghosts. The list has at most one ghost for each slot."""
+    """Add the key of an evicted block to a list of ghosts, which has at most one for each slot."""
     tier = engine.host
     if tier.lists[place].length == tier.settings.num_slots:
         _forget_ghost(engine, tier.blocks[place].next)

@@ -78,7 +78,7 @@ def after_schedule(engine: Engine) -> None:
 def after_update(engine: Engine) -> None:
     """End the copies that are reported with the output that was just processed."""
     while True:
-        job = host_jobs.next_reported(engine, engine.external.state.num_updates)
+        job = host_jobs.pop_reported(engine, engine.external.state.num_updates)
         if job == NO_JOB:
             break
         sequence, is_load = engine.sequences[engine.host.jobs[job].sequence], engine.host.jobs[job].is_load

@@ -59,11 +59,12 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
-    """Remove one reference from each block in `Engine.entries[begin:end]`; return the number of these blocks that other
-    tables still contain.
+    """Remove one reference from each block in `Engine.entries[begin:end]`, null blocks aside; return the number of
+    these blocks that other tables still contain.
 
     Blocks without references go to the tail of the free queue, the last block of the table first. With `reuses_first`,
-    those without a prefix go to the head of the queue instead.
+    only those that a prefix can hit do so; the others go to the head, and the last block of the table is then taken
+    first.
     """
     state, blocks, entries = engine.state, engine.blocks, engine.entries
     num_shared = 0

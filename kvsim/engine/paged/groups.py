@@ -154,7 +154,7 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
     A hit ends at a boundary of all groups. It needs the blocks of one window, or the one state, before the boundary.
     With a retention interval, such blocks are kept only at the boundaries of the interval, at the end of the prompt,
-    and at the junction (see `Sequence.junction`).
+    and at `Sequence.junction`.
     """
     settings, record = engine.settings, engine.groups[group]
     if not settings.has_windows or record.keeps_all:
@@ -190,7 +190,7 @@ def _is_before_segment_end(engine: Engine, group: int, index: int, segment_token
 
 @part
 def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a hit of the whole prompt, or up to the junction, needs the window's block at `index`."""
+    """Tell whether a hit of the whole prompt, or up to `Sequence.junction`, needs the window's block at `index`."""
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     repeated, longer = sequence.prompt_tokens - 1, sequence.prompt_tokens - 1
     if engine.settings.keeps_below_drop:
@@ -336,7 +336,7 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
     """Return `num_tokens`, reduced so that the chunk ends at the first of these boundaries after `computed` tokens: the
-    end of a partly computed block, the last boundary of the prompt, the junction.
+    end of a partly computed block, the last boundary of the prompt, `Sequence.junction`.
     """
     settings, block_size = engine.settings, engine.settings.boundary_tokens
     prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)

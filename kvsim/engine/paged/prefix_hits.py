@@ -79,7 +79,7 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
     group.
 
     If drafting recomputes the last block of the kind's hits, the lookup goes one block further, within `limit` tokens,
-    and leaves out the last block found. This happens once for each length of the common hit.
+    and leaves out the last block found. This happens once for each length of the hit of all groups.
     """
     record, settings = engine.groups[first], engine.settings
     if not settings.drops_last_hit:
@@ -96,7 +96,9 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
 
 @part
 def _begin_leaving_out(engine: Engine) -> None:
-    """Let each group leave out a block (see `Group.drops_hit`) once more, because the common hit has become shorter."""
+    """Let each group leave out its last hit block (`Group.drops_hit`) once more, after the hit of all groups
+    changed.
+    """
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):
             engine.groups[group].is_dropped = False

@@ -163,7 +163,9 @@ def _begin(engine: Engine, copy: NodeCopy, node: int, num_pages: int) -> None:
 
 @part
 def _after_kernels_s(engine: Engine, free_s: float) -> float:
-    """Return the time in seconds at which a copy submitted now begins, on a link that is busy until `free_s`."""
+    """Return the time in seconds at which a copy submitted now begins: after the link, busy until `free_s`, and all
+    kernels.
+    """
     return max(free_s, engine.state.host_s, engine.stages[0].free_s)
 
 

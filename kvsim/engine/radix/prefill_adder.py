@@ -172,7 +172,9 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the number of tokens in a request's first prefill; 0 if a budget is used up, -1 if memory is short."""
+    """Return the number of tokens of a waiting request's first prefill. If it is not admitted, the result is 0 for the
+    verdict `OTHER` or -1 for `NO_TOKEN`. `has_chunked` is True if another prompt is cut already.
+    """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
     num_tokens = sequence.num_tokens - holding.prefix_tokens

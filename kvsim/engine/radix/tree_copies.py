@@ -116,8 +116,8 @@ def _remove_from_host(engine: Engine, node: int) -> None:
 def _evict_host(engine: Engine, num_pages: int) -> int:
     """Free up to `num_pages` more pages on the host; return the number of pages freed.
 
-    With `write_back`, the host copies of double nodes are freed first: those of inner nodes, then those of evictable
-    leaves. Nodes that are only on the host come last.
+    With `write_back`, the host copies of nodes that are also on the device are freed first: those of inner nodes, then
+    those of evictable leaves. Nodes that are only on the host come last.
     """
     before = engine.radix.state.num_free_host
     if engine.radix.settings.write_policy == WRITE_BACK:
@@ -146,8 +146,8 @@ def _next_host_leaf(engine: Engine) -> int:
 
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
-    """Free host copies of double nodes, in the order in which the nodes became double, until `enough` pages are free.
-    With `spares_leaves`, nodes that can be evicted from the device keep their copies.
+    """Free host copies of nodes that are also on the device, the first copied ones first, until `enough` pages are
+    free. With `spares_leaves`, nodes that can be evicted from the device keep their copies.
     """
     last = 0
     while engine.radix.state.num_free_host < enough:

@@ -15,7 +15,7 @@ from kvsim.engine.state import Engine
 @part
 def inc_lock_ref(engine: Engine, node: int) -> int:
     """Add a request's lock to the path from a node up to the root, and to the windows at the end of the path. Return
-    the edge (see `tree_windows`), which `dec_lock_ref` needs.
+    the edge, at which the locked windows begin, for `dec_lock_ref`; 0 if the windows of the whole path are locked.
     """
     edge = tree_windows.lock(engine, node)
     while node != ROOT:
@@ -121,7 +121,7 @@ def get_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def update_double(engine: Engine, node: int) -> None:
-    """Record whether a node is double: on the device and on the host, and without a load in progress."""
+    """Record whether a node is on the device and on the host, without a load in progress (`Node.doubled`)."""
     record = engine.radix.nodes[node]
     if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
         record.doubled = 0

@@ -42,8 +42,8 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Give the upper part of a split node the node's windows and their locks, too. If the node is an edge, the `upper`
-    part becomes the edge in its place.
+    """Give the upper part of a split node the node's windows and their locks, too. If the locks of a request end at the
+    node (`Node.edge`), they now end at the `upper` part.
     """
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks
@@ -68,7 +68,9 @@ def touch(engine: Engine, node: int) -> None:
 
 @part
 def lock(engine: Engine, node: int) -> int:
-    """Lock the windows of the last nodes of the path to `node` that cover one window; return the edge."""
+    """Lock the windows of the last nodes of the path to `node` that cover one window of tokens. Return the number of
+    the edge, the topmost of these nodes, for `unlock`; 0 if the path is shorter than a window.
+    """
     nodes, radix, covered, edge = engine.radix.nodes, engine.radix.state, 0, 0
     window = engine.radix.settings.window_tokens
     while node != ROOT and covered < window:
@@ -88,7 +90,7 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows from `node` up to the node with `edge`, or to the root if it is 0."""
+    """Remove a lock from the windows from `node` up to the node with this `edge`, or to the root if `edge` is 0."""
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]
