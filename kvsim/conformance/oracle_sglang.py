@@ -36,6 +36,7 @@ from kvsim.engine.radix_records import (
     SLOTS,
     WINDOWS,
 )
+from kvsim.engine.records import NO_FAILURE, WINDOWS_FREED_TWICE
 from kvsim.engine.state import ABORTED, PREEMPTED, RUNNING, WAITING
 from kvsim.workload import Ragged
 
@@ -190,9 +191,9 @@ class SGLangRun:
             ended_before = {each for each in oldest if not self._is_live(each)} - dropped
             num_in_flight = state.num_in_flight
             moment = driver.next_moment()
-            if radix.state.has_freed_twice:
+            if state.failure == WINDOWS_FREED_TWICE:
                 raise frees_twice()
-            if radix.state.has_failed:
+            if state.failure != NO_FAILURE:
                 yield {"kind": "failed"}
                 return
             if moment == SCHEDULED and state.num_in_flight > num_in_flight:

@@ -15,11 +15,11 @@ import math
 from kvsim import steptime
 from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, totals, waiting_queue
 from kvsim.engine.machine_code.compiled import compiled_as, part
-from kvsim.engine.records import Gap, Step
+from kvsim.engine.records import NO_FAILURE, Gap, Step
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
-IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROWDED, NEWS, LAUNCHED = range(12)
+IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, FAILED, NEWS, LAUNCHED = range(12)
 """Outcomes of a slice or a moment:
 
 - `IDLE`: nothing is left to do until another request is sent.
@@ -31,7 +31,7 @@ IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, CROW
 - `CHECK`: the caller checks the step that was scheduled.
 - `STALLED`: the head of the queue can never be scheduled.
 - `BATCHED`: a static batch was formed.
-- `CROWDED`: more loads began in one step than can be recorded.
+- `FAILED`: the run ends here; `State.failure` is the reason.
 - `NEWS`: transfers have begun that other servers must know of.
 - `LAUNCHED`: the step waits for the steps of other ranks.
 """
@@ -107,10 +107,10 @@ def ask_again(engine: Engine, num_users: int) -> None:
 def _after_step(engine: Engine) -> int:
     """Return the reason why the caller has to act after a step; `SCHEDULED` if there is none and the run goes on."""
     state = engine.state
+    if state.failure != NO_FAILURE:
+        return FAILED
     if state.num_in_batch == 0 and state.num_preempted == 0 and engine.scheduler.is_stalled(engine):
         return STALLED
-    if state.is_crowded:
-        return CROWDED
     if engine.settings.checking:
         return CHECK
     if engine.settings.lockstep:

@@ -187,10 +187,6 @@ class RadixState:
     """Kind of the batch that was launched last. A decode includes all running requests."""
     most_results: int = 0
     """Number of results after which the running requests are scanned again for those that end by length."""
-    has_failed: bool = False
-    """True if an admitted batch did not get enough slots. SGLang would end there."""
-    has_freed_twice: bool = False
-    """True if the window of a page was freed twice. SGLang would go on with damaged memory."""
     total_offset: float = 0.0
     """Number of further slots that running and admitted requests are expected to need."""
     current_offset: float = 0.0

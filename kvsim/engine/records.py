@@ -20,6 +20,16 @@ FeatureFlag = Annotated[bool, np.bool_, _FEATURE]
 """A `Feature` that is True or False."""
 NEVER = (1 << 31) - 1
 """A number of tokens that no sequence reaches."""
+NO_FAILURE, LOADS_UNRECORDED, RUNS_UNRECORDED, WINDOWS_FREED_TWICE, SLOTS_MISSING, TWO_CHUNKED = range(6)
+"""Reasons for which a run ends before its requests do:
+
+- `NO_FAILURE`: none.
+- `LOADS_UNRECORDED`: in one step, more requests began to load than a recording has room for.
+- `RUNS_UNRECORDED`: one step of SGLang changed more runs of slots than a recording has room for.
+- `WINDOWS_FREED_TWICE`: SGLang freed the window slots of a page twice, and goes on with damaged memory.
+- `SLOTS_MISSING`: SGLang admitted a batch that the pool lacks slots for, and ends.
+- `TWO_CHUNKED`: SGLang cut two prompts into chunks at once, and ends.
+"""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -411,8 +421,8 @@ class State:
     num_gaps: int = 0
     num_memory_rows: int = 0
     num_schedule_rows: int = 0
-    is_crowded: bool = False
-    """True if a step made more changes of ownership than there is room to record."""
+    failure: int = NO_FAILURE
+    """Reason for which the run ends before its requests do; see `NO_FAILURE`."""
     subject: int = 0
     """Number of the sequence for which the engine has no room when a slice ends with `clock.STALLED`."""
 

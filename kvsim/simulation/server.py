@@ -20,7 +20,7 @@ from kvsim.engine.clock import (
     ANSWERED,
     BATCHED,
     CHECK,
-    CROWDED,
+    FAILED,
     FULL,
     IDLE,
     LAUNCHED,
@@ -33,8 +33,15 @@ from kvsim.engine.custom import custom_memory
 from kvsim.engine.driver import Driver
 from kvsim.engine.paged import prefix_cache, prefix_hits
 from kvsim.engine.radix.hierarchical import OF_SGLANG
+from kvsim.engine.records import (
+    LOADS_UNRECORDED,
+    RUNS_UNRECORDED,
+    SLOTS_MISSING,
+    TWO_CHUNKED,
+    WINDOWS_FREED_TWICE,
+)
 from kvsim.engine.state import Engine
-from kvsim.errors import BudgetError, StalledError, UsageError
+from kvsim.errors import BudgetError, KvsimError, StalledError
 from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
@@ -214,8 +221,8 @@ class ServerProcess:
             if outcome == STALLED:
                 number = driver.engine.state.subject
                 raise stalled(driver.engine, number, self._rows[number - 1])
-            if outcome == CROWDED:
-                raise crowded(driver.engine)
+            if outcome == FAILED:
+                raise failed(driver.engine.state.failure)
             yield from self._wait(outcome, until_s)
 
     def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
@@ -311,18 +318,27 @@ def stalled(engine: Engine, number: int, row: int) -> StalledError:
     return StalledError(f"{which} can never be scheduled although nothing else runs: {why}")
 
 
-def crowded(engine: Engine) -> BudgetError | UsageError:
-    """Return the error for a step that cannot be simulated: SGLang would damage its memory in it, or it has more
-    changes than the buffers for a recording's rows hold.
-    """
-    if engine.memory in OF_SGLANG and engine.radix.state.has_freed_twice:
-        return frees_twice()
-    if engine.memory in OF_SGLANG:
+def failed(reason: int) -> KvsimError:
+    """Return the error for a run that ends before its requests do. `reason` is that in `State.failure`."""
+    if reason == LOADS_UNRECORDED:
+        return BudgetError(
+            "more requests begin to load from host memory in one step than a recording has room for; run "
+            "without -o, or with a smaller --kv-offloading-size."
+        )
+    if reason == RUNS_UNRECORDED:
         return BudgetError(
             "requests that are admitted in one step share more runs of slots than a recording has room for; run "
             "without -o, or with a larger --page-size."
         )
-    return BudgetError(
-        "more requests begin to load from host memory in one step than a recording has room for; run "
-        "without -o, or with a smaller --kv-offloading-size."
+    if reason == WINDOWS_FREED_TWICE:
+        return frees_twice()
+    if reason == SLOTS_MISSING:
+        return StalledError(
+            "SGLang ends in this run with an out-of-memory error: it admits a batch that needs more slots than are "
+            "free or evictable; raise --kv-gib or --schedule-conservativeness, or leave out --enable-mixed-chunk."
+        )
+    assert reason == TWO_CHUNKED
+    return StalledError(
+        "SGLang ends in this run with an AssertionError: while a chunked prompt waits for slots of windows, a more "
+        "important request is cut into chunks, too; raise --kv-gib, or leave out --enable-priority-scheduling."
     )

@@ -13,15 +13,26 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kvsim.cli import cli
 from kvsim.conformance import verify_answer
 from kvsim.conformance.oracle_sglang import SGLangRun
 from kvsim.conformance.sglang_files import parse_sglang_workload
+from kvsim.engine.records import (
+    LOADS_UNRECORDED,
+    RUNS_UNRECORDED,
+    SLOTS_MISSING,
+    TWO_CHUNKED,
+    WINDOWS_FREED_TWICE,
+)
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.simulation.check_radix import check_pages
+from kvsim.simulation.server import failed
 
 from .modes import FASTEST, in_every_way
 
+FREED_TWICE = Path(__file__).with_name("golden_ends") / "sglang-windows-freed-twice.json"
 WORKLOADS = sorted(Path(__file__).with_name("golden_sglang").glob("*.json"))
 
 
@@ -51,34 +62,36 @@ def test_what_is_not_followed_is_refused_in_a_sentence(change: dict[str, object]
 @in_every_way
 def test_a_run_ends_where_sglang_frees_window_slots_twice(compiled: bool) -> None:
     """SGLang 0.5.23 goes on with its padding page in the free list, and fails on an assertion 140 records later."""
-    lengths = {"q118": (64, 94), "q119": (1, 45), "q120": (59, 74), "q130": (65, 92), "q140": (1, 83), "q147": (63, 89)}
-    arrivals = {"q118": 2, "q119": 0, "q120": 2}
-    document = {
-        "num_slots": 384,
-        "page_size": 4,
-        "max_running_requests": 4,
-        "context_length": 153,
-        "max_prefill_tokens": 128,
-        "model": "tiny_gpt_oss",
-        "attention_backend": "intel_amx",
-        "window": 16,
-        "radix_cache": False,
-        "mixed_chunk": True,
-        "environment": {
-            "SGLANG_INIT_NEW_TOKEN_RATIO": 0.01,
-            "SGLANG_SWA_EVICTION_INTERVAL": 16,
-            "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP": 1,
-        },
-        "server_args": {"swa_full_tokens_ratio": 0.3},
-        "requests": [
-            {"id": name, "prompt_len": prompt, "output_len": output, "arrival_step": arrivals.get(name, 1)}
-            | ({"ignore_eos": True} if name == "q120" else {})
-            for name, (prompt, output) in lengths.items()
-        ],
-    }
-    run = SGLangRun(parse_sglang_workload(document, "here"), compiled=compiled)
     with pytest.raises(UsageError, match="frees slots of sliding windows twice"):
-        list(run.records())
+        verify_answer(FREED_TWICE, FREED_TWICE.with_suffix(".jsonl.gz"), compiled=compiled)
+
+
+def test_a_user_reads_in_one_sentence_that_sglang_freed_twice() -> None:
+    """Only `verify` can meet this, because SGLang does it for a request that ignores stop tokens beside one that does
+    not; no request of `run` ignores them.
+    """
+    records = str(FREED_TWICE.with_suffix(".jsonl.gz"))
+    done = CliRunner().invoke(cli, ["verify", str(FREED_TWICE), "--oracle", records])
+    assert done.exit_code != 0
+    assert not done.stdout
+    assert str(done.exception) == (
+        "SGLang frees slots of sliding windows twice in this run, and kvsim does not follow it from there on; leave "
+        "--disable-radix-cache out."
+    )
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (LOADS_UNRECORDED, "begin to load from host memory"),
+        (RUNS_UNRECORDED, "share more runs of slots"),
+        (WINDOWS_FREED_TWICE, "frees slots of sliding windows twice"),
+        (SLOTS_MISSING, "out-of-memory error"),
+        (TWO_CHUNKED, "AssertionError"),
+    ],
+)
+def test_each_failure_has_a_sentence_of_its_own(failure: int, words: str) -> None:
+    assert words in str(failed(failure))
 
 
 def test_the_golden_workloads_cover_what_they_are_kept_for() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from kvsim.engine import totals
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.paged import groups, kv_cache
-from kvsim.engine.records import Sequence
+from kvsim.engine.records import LOADS_UNRECORDED, Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
 _SETTLED_CALLS = 2
@@ -34,7 +34,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int)
     if not _fits(engine, whole, needed + num_reserved(engine)):
         return False
     if settings.records_memory and state.num_memory_rows > settings.most_rows_before_load:
-        state.is_crowded = True
+        state.failure = LOADS_UNRECORDED
         return False
     if sequence.num_units == 0:
         kv_cache.begin_tables(engine, sequence, hit_tokens, loaded, loaded)

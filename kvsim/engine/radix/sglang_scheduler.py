@@ -25,7 +25,7 @@ from kvsim.engine.radix import (
 )
 from kvsim.engine.radix.prefill_adder import CONTINUE, NO_TOKEN, OTHER, num_outputs
 from kvsim.engine.radix_records import DECODE, EXTEND, MIXED, NO_BATCH, NOT_CHUNKED
-from kvsim.engine.records import NEVER, Sequence
+from kvsim.engine.records import NEVER, NO_FAILURE, SLOTS_MISSING, TWO_CHUNKED, Sequence
 from kvsim.engine.scheduler import end
 from kvsim.engine.scheduling import Scheduler
 from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, Engine
@@ -109,13 +109,8 @@ def num_running(engine: Engine) -> int:
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs. A batch that
-    was admitted without enough slots, which ends SGLang, also ends the run.
-    """
+    """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs."""
     state = engine.state
-    if engine.radix.state.has_failed:
-        state.subject = engine.batch[0]
-        return True
     if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0 or tree_copies.are_awaited(engine):
         return False
     state.subject = waiting_queue.peek(engine).number
@@ -185,7 +180,7 @@ def get_next_batch_to_run(engine: Engine) -> int:
     mode = NO_BATCH
     if not _defers_prefill(engine):
         mode = get_new_batch_prefill(engine)
-    if mode == NO_BATCH and state.num_running > 0 and radix.puts_out and not radix.has_failed:
+    if mode == NO_BATCH and state.num_running > 0 and radix.puts_out and state.failure == NO_FAILURE:
         mode = update_running_batch(engine)
     if mode in (EXTEND, MIXED):
         radix.interval_left = engine.radix.settings.prefill_decode_interval
@@ -314,7 +309,7 @@ def get_new_batch_prefill(engine: Engine) -> int:
         _leave_queue(engine, engine.sequences[engine.batch[index]])
     _queue_preempted(engine, 0)
     if has_chunked and radix.admitted_chunked != NOT_CHUNKED:
-        radix.has_failed = True  # two requests would be chunked: one waits for windows, and another one was cut
+        state.failure = TWO_CHUNKED  # one waits for windows, and another one was cut
         return NO_BATCH
     radix.chunked = radix.chunked if has_chunked else radix.admitted_chunked
     if radix.chunked != NOT_CHUNKED:
@@ -394,7 +389,7 @@ def _prepare_for_extend(engine: Engine) -> int:
     num_prefills = state.num_listed
     request_rows.alloc_req_slots(engine, num_prefills)
     if not request_rows.alloc_for_extend(engine, num_prefills):
-        radix.has_failed = True
+        state.failure = SLOTS_MISSING
         return NO_BATCH
     radix.last_chunked, radix.num_prefills, radix.last_puts_out = radix.chunked, num_prefills, False
     for index in range(num_prefills):

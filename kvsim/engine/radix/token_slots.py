@@ -10,6 +10,7 @@ from __future__ import annotations
 from kvsim.engine.arrays import Numbers
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.radix_records import NO_PAGE, SLOTS, WINDOWS, FreeList
+from kvsim.engine.records import WINDOWS_FREED_TWICE
 from kvsim.engine.state import Engine
 
 
@@ -89,7 +90,7 @@ def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
     for index in range(begin, end):
         page = pages[index]
         if windows[page] == NO_PAGE:
-            engine.radix.state.has_freed_twice = engine.state.is_crowded = True
+            engine.state.failure = WINDOWS_FREED_TWICE
         engine.radix.free_pages[place] = windows[page]
         windows[page] = NO_PAGE
         place = _after(free_list, place)
