@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _MOST = 5
-"""Maximum number of spells of preemptions that are described. Those with the most lost tokens are chosen."""
+"""Largest number of spells of preemptions that are described: those with most lost tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Result of `diagnose`: a recording, its preemptions, and the simulated changes of the server."""
+    """Result of `diagnose`: a recording, its preemptions, and the simulated changes of its server."""
 
     recording: Recording
     summary: Summary
@@ -42,13 +42,13 @@ class Diagnosis:
     server: Server
     load: Load
     measured: Outcome
-    """Figures of the recorded run."""
+    """Latencies, throughput and preemptions of the recorded run."""
     simulated: Outcome
-    """Figures of a simulation of the same requests on the same server."""
+    """The same values of a simulation of the same requests on the same server."""
     band: dict[str, tuple[float, float]]
-    """Prediction intervals of the simulated figures."""
+    """Prediction intervals of the simulated values, by their names."""
     remedies: tuple[Remedy, ...]
-    """Changes of the server that help, best first."""
+    """Changes of the server that help, the best first."""
     tried: tuple[Remedy, ...]
     """All changes that were simulated."""
 
@@ -57,23 +57,25 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """Sentences on how the run went: one or two."""
+        """One or two sentences on how the run went."""
         return verdict_of(self.summary).sentence
 
     @property
     def cause(self) -> str:
-        """Sentence on the cause of waiting or preemptions."""
+        """Sentence on why requests waited or were preempted."""
         return _cause(self)
 
     @property
     def moments(self) -> list[str]:
-        """Sentences on the costliest spells of preemptions, with their times and requests; one for each spell."""
+        """Sentences on the spells of preemptions that lost most tokens, one for each, in order of time."""
         costliest = sorted(self.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
         return [_spell_words(self, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
 
     @property
     def hits(self) -> str:
-        """Sentence on the share of prompt tokens found in the prefix cache, and on the share in an endless cache."""
+        """Sentence on the share of prompt tokens found in the prefix cache, and the share that an endless cache would
+        find.
+        """
         requests = self.recording.requests
         repeated, whole = (
             repeated_tokens(self.recording.meta, requests),
@@ -84,7 +86,7 @@ class Diagnosis:
 
     @property
     def sureness(self) -> str:
-        """Sentence on the error of the simulation, compared with the recorded run."""
+        """Sentence on the error of the simulation, as compared with the recorded run."""
         return _sureness(self)
 
     def as_dict(self) -> dict[str, Any]:
@@ -120,7 +122,6 @@ class Diagnosis:
 
 
 def _cause(diagnosis: Diagnosis) -> str:
-    """Describe the limit that made requests wait, and how much memory they needed."""
     summary, server = diagnosis.summary, diagnosis.server
     limit = limit_of(summary)
     pool = diagnosis.recording.meta.pool
@@ -151,7 +152,6 @@ def _cascade(server: Server) -> str:
 
 
 def _demand_words(diagnosis: Diagnosis) -> str:
-    """Describe the mean number of requests, the blocks for their whole answers, and the blocks of the pool."""
     summary, requests, pool = diagnosis.summary, diagnosis.recording.requests, diagnosis.recording.meta.pool
     full = requests.prompt_tokens + requests.output_tokens
     present = summary.mean_batch + summary.mean_waiting
@@ -166,7 +166,6 @@ def _demand_words(diagnosis: Diagnosis) -> str:
 
 
 def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
-    """Describe a spell of preemptions: the admission before it, the lost tokens, and the request that lost most."""
     names = diagnosis.recording.requests.id
     worst, cause = spell.worst, spell.cause
     said = ""
@@ -210,8 +209,8 @@ def diagnose(
         recording: a recording of a vLLM server, or of a simulation of the paged policy.
         search: runs the simulations.
         goal: latencies that a remedy should reach, besides that no request waits or is preempted.
-        times: a profile or a machine card for step times; None for the best that is part of kvsim.
-        most: maximum number of changes to simulate.
+        times: a profile or a machine card for step times; None for the best that comes with kvsim.
+        most: largest number of changes to simulate.
 
     Raises:
         UsageError: the recording is of another engine, or lacks the settings of its server.
@@ -242,7 +241,7 @@ def diagnose(
 
 
 def missed_by(measured: Outcome, simulated: Outcome) -> dict[str, float]:
-    """Return the relative error of each simulated figure, by the name of the figure."""
+    """Return the relative error of each simulated value, by its name, without those that are NaN or 0."""
     before, after = figures_of(measured), figures_of(simulated)
     return {
         name: abs(after[name] - value) / after[name]

@@ -1,4 +1,4 @@
-"""Diagnosis of a server by its metrics alone, and the questions that metrics cannot answer.
+"""Diagnosis of a server by its metrics alone, and a list of what metrics do not show.
 
 Metrics show how often requests are preempted and how full the pool is, but neither single requests nor the settings. So
 the diagnosis has a verdict but no simulated remedies.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from kvsim.live.metrics import ServerMetrics
 
 _FULL = 0.95
-"""Pool usage above which the pool counts as full, 0 to 1. A poll rarely happens at the highest usage."""
+"""Usage, 0 to 1, above which the pool counts as full, because polls rarely meet the highest usage."""
 
 
 _LIMITS = {
     "vLLM": ("max_num_seqs", "max_num_batched_tokens"),
     "SGLang": ("max_running_requests", "schedule_conservativeness", "max_prefill_tokens"),
 }
-"""Settings that can hold requests back while memory is free, by the kind of server."""
+"""Settings of each kind of server that can hold requests back while memory is free."""
 _SHARES = {"vLLM": "gpu_memory_utilization", "SGLang": "mem_fraction_static"}
 
 
@@ -38,9 +38,9 @@ class Glance:
     verdict: str
     facts: tuple[str, ...]
     unknown: tuple[str, ...]
-    """Questions that the metrics cannot answer."""
+    """Clauses on what the metrics do not show."""
     to_record: str
-    """Command that records the data that the metrics lack."""
+    """Command that records what the metrics lack."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a dictionary for JSON."""
@@ -60,9 +60,9 @@ class Glance:
 
 
 def glance(looks: Sequence[ServerMetrics], cache: CacheLook | None = None) -> Glance:
-    """Diagnose a server from successive polls of its metrics (`looks`, at least one).
+    """Diagnose a server from successive polls of its metrics, `looks`, at least one.
 
-    `cache` is what its KV events show; None if they were not followed.
+    `cache` has what its KV events show; None if they were not followed.
     """
     load = load_of(looks)
     now = load.now
@@ -132,7 +132,7 @@ def _verdict(looks: Sequence[ServerMetrics], load: ServerLoad) -> str:
 
 
 def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
-    """Describe whether requests wait for memory or because of the scheduler.
+    """Return a sentence on whether requests wait for memory or because of the scheduler.
 
     `for_room` has, for each poll, the number of requests that wait for memory or for a place in the batch. `now` is the
     last poll.
@@ -152,7 +152,6 @@ def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
 
 
 def _waiting_for_room(look: ServerMetrics) -> int:
-    """Return the number of requests that wait for memory or for a place in the batch, in one poll."""
     return max(look.waiting - look.deferred, 0)
 
 

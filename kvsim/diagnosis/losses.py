@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _APART_S = 1.0
-"""Largest number of seconds between two successive preemptions of one spell."""
+"""Longest time in seconds between two successive preemptions of one spell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,14 +28,13 @@ class Loss:
     """Preemption of one request, and what it cost."""
 
     at_s: float
-    """Seconds from the first event to the scheduling of the step that took the memory."""
+    """Seconds from the first event until the scheduling of the step that preempted the request."""
     step: int
     request: int
-    """Row of the preempted request in the table of requests."""
     lost_tokens: int
-    """Number of computed tokens that had to be computed again, without those that the prefix cache still had."""
+    """Number of tokens that had to be computed again, without those that the prefix cache still had."""
     back_s: float
-    """Seconds from the first event to the scheduling of the request's next step; NaN if there is none."""
+    """Seconds from the first event until the request was scheduled again; NaN if it never was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spell:
-    """Spell of preemptions: each follows the one before within `_APART_S`."""
+    """Preemptions, each at most `_APART_S` seconds after the one before."""
 
     losses: tuple[Loss, ...]
     cause: Admission | None
@@ -79,7 +78,11 @@ class Spell:
 
 
 def losses_of(recording: Recording) -> list[Loss]:
-    """Return every preemption, in order of time."""
+    """Return every preemption, in order of time.
+
+    Raises:
+        UsageError: no KV-cache group of the model shows preemptions.
+    """
     steps, memory, requests = recording.steps, recording.memory, recording.requests
     start_s = dict(zip(steps.step.tolist(), steps.start_s.tolist(), strict=True))
     rows_of = _schedule_by_request(recording)
@@ -98,7 +101,7 @@ def losses_of(recording: Recording) -> list[Loss]:
 
 
 def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Return True for each row of the memory table in which a request lost a whole block table.
+    """Tell, for each row of the memory table, whether a request lost a whole block table in it.
 
     With several KV-cache groups, only one group of full attention counts, because requests free blocks of windows and
     states while they run.
@@ -117,7 +120,7 @@ def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
-    """Group `losses` into spells in order of time. Each spell has the admission before it."""
+    """Group `losses` into spells, in order of time."""
     spells: list[list[Loss]] = []
     for loss in losses:
         if spells and loss.at_s - spells[-1][-1].at_s <= _APART_S:
@@ -139,10 +142,10 @@ def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int,
 
 
 def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int, int] | None]:
-    """Return how many tokens a request had computed before its preemption in `step`, and its return.
+    """Return the number of tokens that a request had computed before its preemption in `step`, and its return.
 
-    The return is the first later step of the request, and the number of tokens computed before that step; None if there
-    is none. `rows` is the schedule of the request.
+    The return is the request's first step from `step` on, and the number of tokens computed before it; None if there is
+    none. `rows` is the schedule of the request.
     """
     computed = 0
     for first, before, end in rows:
@@ -153,7 +156,7 @@ def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int
 
 
 def _admitted_before(recording: Recording, step: int) -> Admission | None:
-    """Return the last request that was given its first blocks in a step before `step`."""
+    """Return the last admission in a step before `step`; None if there is none."""
     memory, steps = recording.memory, recording.steps
     taken = (memory.kind != MemoryKind.RELEASE) & (memory.kind != MemoryKind.EVICT)
     rows = np.flatnonzero(taken & (memory.position == 0) & (memory.step < step))

@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 _FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
-"""Factors on the present `schedule_conservativeness` that are tried."""
+"""Factors on `schedule_conservativeness` that are tried."""
 _MORE_MEMORY = 1.1
 _AWAY = 0.9
-"""Ratio of the throughput after a retraction to the throughput before it, below which it counts as low."""
+"""Ratio of the throughput after a retraction to that before it, below which throughput counts as low."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +44,12 @@ class Span:
     running: float
     waiting: float
     unused_slots: float
-    """Mean number of slots that are free or can be evicted."""
+    """Number of slots that are free or can be evicted."""
     tokens_per_s: float
 
 
 class _Course:
-    """State of a recorded server over time, from which means over spans of time are computed."""
+    """State of a recorded server over time, for means over spans of time."""
 
     def __init__(self, recording: Recording) -> None:
         self._steps = recording.steps
@@ -62,7 +62,7 @@ class _Course:
         ]
 
     def span(self, begin_s: float, end_s: float) -> Span:
-        """Return the means from `begin_s` to `end_s`; zeros if `end_s` is not after `begin_s`."""
+        """Return the means from `begin_s` to `end_s`; zeros if that is no time."""
         steps = self._steps
         begin_s = max(begin_s, float(steps.start_s[0]))
         if not end_s > begin_s:
@@ -80,24 +80,21 @@ class Retraction:
 
     losses: tuple[Loss, ...]
     ratio_before: float
-    """SGLang's `new_token_ratio` before the retraction."""
+    """SGLang's `new_token_ratio` before the step."""
     ratio: float
-    """SGLang's `new_token_ratio` after the retraction."""
+    """SGLang's `new_token_ratio` after the step."""
     back_s: float
-    """Time in seconds at which the earliest of three things happens.
-
-    The ratio is as low as before, the next retraction comes, or the run ends.
-    """
+    """Time in seconds at which the ratio is as low as before; earlier if the next retraction comes or the run ends."""
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span
-    """Mean queue, batch, unused slots and throughput over an equally long time before the retraction."""
+    """Means over an equally long time before the retraction."""
     after: Span
-    """Mean queue, batch, unused slots and throughput from the retraction to `back_s`."""
+    """Means from the retraction to `back_s`."""
 
     @property
     def at_s(self) -> float:
-        """Time of the step that retracted requests, in seconds."""
+        """Time in seconds of the step that retracted requests."""
         return self.losses[0].at_s
 
     @property
@@ -107,7 +104,9 @@ class Retraction:
 
     @property
     def stays_away(self) -> bool:
-        """True if throughput is lower than before the retraction, although requests wait and more slots are unused."""
+        """True if throughput is low after the retraction although requests wait and more slots are unused than
+        before.
+        """
         is_less = self.after.tokens_per_s < _AWAY * self.before.tokens_per_s
         return is_less and self.after.waiting > 1 and self.after.unused_slots > self.before.unused_slots
 
@@ -145,7 +144,7 @@ def retractions_of(recording: Recording) -> list[Retraction]:
 
 
 def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
-    """Return SGLang's `new_token_ratio` after each step."""
+    """Return SGLang's `new_token_ratio` after each step, computed from the recorded steps."""
     settings = policy_of(recording).scheduler
     steps, first, least = recording.steps, settings.first_ratio, settings.least_ratio
     decay = (first - least) / settings.new_token_ratio_decay_steps
@@ -164,7 +163,7 @@ def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
 
 
 def _is_last_work(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Return True for each step after which the server was idle, so that SGLang resets the ratio."""
+    """Tell, for each step, whether the server was idle after it, so that SGLang resets the ratio."""
     requests, steps = recording.requests, recording.steps
     served = requests.status != RequestStatus.REFUSED
     come = np.searchsorted(np.sort(requests.arrival_s[served]), steps.end_s, side="right")
@@ -174,10 +173,10 @@ def _is_last_work(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[int, float]:
-    """Return the `new_token_ratio` that each retraction sets, by the number of its step.
+    """Return the `new_token_ratio` that each retraction sets, by its step.
 
-    It is the share of their `max_tokens` that the remaining requests have output, where `retract_decode_steps` tokens
-    are added to the output of each.
+    It is the number of tokens that the remaining requests have output, plus `retract_decode_steps` for each, divided by
+    the sum of their `max_tokens`.
     """
     requests, schedule, steps = recording.requests, recording.schedule, recording.steps
     last = schedule.step + schedule.repeats - 1
@@ -194,8 +193,7 @@ def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[i
 
 
 def policy_of(recording: Recording) -> Radix:
-    """Return SGLang's policy with the settings of `recording`. Settings that the recording lacks have SGLang's
-    defaults.
+    """Return SGLang's policy with the settings of `recording`. Settings that it lacks have SGLang's defaults.
 
     A recording of another engine is not refused: it gives the defaults.
     """
@@ -213,14 +211,17 @@ class Tried:
 
     flags: str
     factor: float
-    """Factor on the present `schedule_conservativeness`; 1 if another setting was changed."""
+    """Factor on the recorded `schedule_conservativeness`; 1 if it was not changed."""
     tokens_per_s: float
     ttft_p99_s: float
     num_retractions: int
 
 
 def try_remedies(recording: Recording, report: Callable[[int, int], None]) -> list[Tried]:
-    """Simulate the same requests with other values of `schedule_conservativeness`, and with more memory."""
+    """Simulate the same requests with other values of `schedule_conservativeness`, and with more memory.
+
+    `report` is called with the number of simulations done and that of all.
+    """
     policy, meta = policy_of(recording), recording.meta
     gpu, model = find_gpu(meta.gpu), served_model(meta)
     kv_bytes = meta.kv_bytes

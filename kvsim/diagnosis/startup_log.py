@@ -42,7 +42,7 @@ _BYTES: tuple[tuple[str, str], ...] = (
     ("pool", rf"KV Cache is allocated.* K size: {_SIZE}, V size: {_SIZE}"),
     ("after_pool", rf"Memory pool end\. avail mem={_SIZE}"),
 )
-"""Name of a figure in bytes, and pattern of the lines with it. Several sizes in one line are added."""
+"""Name of a value in bytes, and pattern of the lines with it. Several sizes in one line are added."""
 _COUNTS: tuple[tuple[str, str], ...] = (
     ("tokens", rf"KV cache size: {_NUMBER} tokens"),
     ("tokens", rf"max_total_num_tokens={_NUMBER}"),
@@ -57,7 +57,7 @@ _COUNTS: tuple[tuple[str, str], ...] = (
     ("padding_layers", rf"Add {_NUMBER} padding layers"),
     ("encoder_tokens", rf"Encoder cache will be initialized with a budget of {_NUMBER} tokens"),
 )
-"""Name of a figure that is a count, and pattern of the lines with it."""
+"""Name of a count, and pattern of the lines with it."""
 _COMPILED = [(name, re.compile(pattern), GIB) for name, pattern in _BYTES] + [
     (name, re.compile(pattern), 1) for name, pattern in _COUNTS
 ]
@@ -68,7 +68,7 @@ _FAILURES = {
     "not_enough": re.compile(r"Not enough memory\. Please try to increase --mem-fraction-static"),
     "out_of_memory": re.compile(r"CUDA out of memory|OutOfMemoryError"),
 }
-"""Patterns of the lines that a server logs when it fails to start, by the reason."""
+"""Patterns of the lines that a server logs when it fails to start, by reason."""
 _RELEASE = re.compile(r"(?:LLM engine \(v|version )(\d+\.\d+\.\d+)")
 _SETTINGS = {
     name: re.compile(pattern)
@@ -91,7 +91,7 @@ _SETTINGS = {
         ("mem_fraction_static", r"mem_fraction_static=([01]?\.\d{1,9})"),
     )
 }
-"""Patterns of settings in the lines that list all arguments, by the name of kvsim's flag."""
+"""Patterns of settings in the lines that list all arguments, by kvsim's name of the flag."""
 _ARGUMENTS = re.compile(
     r"non-default args|LLM engine \(v|server_args=|Chunked prefill is enabled|Requested memory|graph memory profiling"
 )
@@ -100,35 +100,35 @@ _NONE = frozenset(("none", "None", "auto"))
 
 @dataclass(frozen=True, slots=True)
 class LoggedFigure:
-    """Figure in a log, in bytes or as a count."""
+    """Number in a log: bytes or a count."""
 
     value: float
     line: int = 0
-    """Number of the line in the log, from 1; 0 if the figure has no line."""
+    """Line of the log, from 1; 0 for a number that has none."""
 
 
 @dataclass(slots=True)
 class StartupLog:
-    """Memory figures and settings in a server's start-up log. If several processes log a figure, the first counts."""
+    """Sizes and settings in a server's start-up log. If several processes log one, the first counts."""
 
     server: str = "vllm"
     release: str = ""
     source: str = "log"
     """Kind of the text: a log, metrics, or a recording."""
     settings: dict[str, str] = field(default_factory=dict)
-    """Value of each setting as text, by the name of kvsim's flag."""
+    """Value of each setting as text, by kvsim's name of the flag."""
     figures: dict[str, LoggedFigure] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    """Number of the line that reports a failed start, by the reason of the failure."""
+    """Line that reports a failed start, by the reason of the failure."""
 
     @property
     def values(self) -> Mapping[str, float]:
-        """Value of each figure in bytes or as a count, by the name of the figure, without its line number."""
+        """Value of each of `figures`, without its line."""
         return {name: figure.value for name, figure in self.figures.items()}
 
 
 def read_startup_log(text: str) -> StartupLog:
-    """Read the memory figures and settings in a log. Other lines are ignored."""
+    """Read the sizes and settings in a log. Other lines are ignored."""
     log = StartupLog(server="sglang" if "server_args=" in text or "mem_fraction_static" in text else "vllm")
     for number, coloured in enumerate(text.splitlines(), 1):
         line = _COLOUR.sub("", coloured)

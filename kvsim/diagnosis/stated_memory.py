@@ -17,12 +17,12 @@ _SETTINGS = {
     "cache_dtype": ("kv_cache_dtype", r"(?!auto)[a-z]\w*"),
     "enable_prefix_caching": ("enable_prefix_caching", "True|False"),
 }
-"""Name of kvsim's flag and pattern of its valid values, by the label of `vllm:cache_config_info`."""
+"""kvsim's name of the flag, and pattern of its valid values, by label of `vllm:cache_config_info`."""
 _LABELS = {"num_gpu_blocks": "blocks", "num_gpu_blocks_override": "blocks_override", "kv_cache_size_tokens": "tokens"}
-"""Name of the figure in `StartupLog`, by the label of `vllm:cache_config_info`."""
+"""Name of the value in `StartupLog`, by label of `vllm:cache_config_info`."""
 _GAUGES = {"vllm:kv_cache_usage_perc": "usage", "sglang:token_usage": "usage", "sglang:max_total_num_tokens": "tokens"}
 _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
-"""Gauges of which a complete page of metrics has one. Pasted lines may lack most metrics and are not checked."""
+"""Metrics of which a complete page has one. Pasted lines may lack most metrics and are not checked."""
 _MOST = 1e15
 _RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 
@@ -33,8 +33,7 @@ def is_page(text: str) -> bool:
 
 
 def read_metrics_page(text: str) -> StartupLog:
-    """Read the memory figures and settings in a page of metrics. If it has several engines, those of the first are
-    read.
+    """Read the sizes and settings in a page of metrics. Of several engines, the first counts.
 
     Raises:
         RecordingError: a line is not a metric, or a complete page contradicts itself.
@@ -52,9 +51,6 @@ def read_metrics_page(text: str) -> StartupLog:
 
 
 def _add_sample(log: StartupLog, sample: Sample, line: int) -> None:
-    """Add the figures and settings in one sample of the metrics to `log`. If several samples have a figure, the first
-    counts.
-    """
     if name := sample.labels.get("model_name"):
         log.settings.setdefault("model", name)
     if sample.name in _GAUGES and 0 <= sample.value < _MOST:
@@ -70,7 +66,7 @@ def _add_sample(log: StartupLog, sample: Sample, line: int) -> None:
 
 
 def recorded_memory(recording: Recording) -> StartupLog:
-    """Return the memory figures and settings of a recorded server."""
+    """Return the sizes and settings of a recorded server."""
     meta = recording.meta
     log = StartupLog(server="vllm", source="recording")
     log.settings = {name: str(value) for name in _RECORDED if (value := meta.policy.get(name)) is not None}

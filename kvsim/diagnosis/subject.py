@@ -1,4 +1,4 @@
-"""Server and load of a recording, for simulating changes of that server with `kvsim.fitting`."""
+"""Server and load of a recording, to simulate changes of that server with `kvsim.fitting`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
-"""Smallest share of the blocks that fit into the GPU with which a pool counts as sized by vLLM, not by the user."""
+"""Least share of the blocks that fit into the GPU with which vLLM, not the user, is taken to have sized the pool."""
 
 
 def load_of(recording: Recording) -> Load:
@@ -89,7 +89,7 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
 def _pace(recording: Recording, server: Server) -> Pace:
     """Return the factors by which the recorded host and GPU were slower than usual. Hosts differ by up to a third.
 
-    The factors are 1 for a recorded simulation, and for step times that are a custom model.
+    The factors are 1 for a recorded simulation, and for custom step times.
     """
     usual = server.step_time()
     times = usual.times if isinstance(usual, WatchedProfile) else usual

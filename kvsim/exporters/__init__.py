@@ -30,6 +30,6 @@ EXPORTERS: dict[str, Callable[[Recording, Path], Path]] = {
     "mooncake": _stream(write_mooncake),
     "burstgpt": _stream(write_burstgpt),
 }
-"""Functions that write exports, by name on the command line. `csv` and `parquet` write a folder, the others a file."""
+"""Functions that write exports, by name on the command line. `csv` and `parquet` write a folder, all others a file."""
 
 __all__ = ["EXPORTERS", "write_azure", "write_burstgpt", "write_mooncake", "write_perfetto", "write_tables"]

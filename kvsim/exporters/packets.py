@@ -1,7 +1,7 @@
 """Encode many Protocol Buffers messages with the same fields at once, with NumPy: Perfetto traces have millions.
 
-A value of type `Bytes` has one part, such as a field, for each of n messages. Parts may be concatenated, nested, or
-present in only some messages; `joined` returns the bytes message by message. Callers take field numbers from the
+A value of type `Bytes` has one part, such as a field, of each of n messages. Parts may be concatenated, nested, or
+present in only some messages. `joined` returns the bytes message by message. Callers take field numbers from the
 schema.
 """
 
@@ -20,8 +20,9 @@ _SEVEN = 7
 _MORE = 0x80
 
 Bytes: TypeAlias = list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]]
-"""Pieces of the messages, from left to right. Each piece is a matrix (width, n) with the bytes of message i in column
-i, and the number of bytes (n) that count in each column. If all messages are equal, n is 1."""
+"""Pieces of the messages, from left to right. Each piece is a pair: uint8[width, n], the bytes of message i in column
+i, and int32[n], the number of bytes that count in each column. n is 1 if all messages are equal.
+"""
 
 
 def number(field: int, values: IntArray | int) -> Bytes:
@@ -39,7 +40,7 @@ def message(field: int, parts: Sequence[Bytes]) -> Bytes:
 
 
 def where(present: npt.NDArray[np.bool_], part: Bytes) -> Bytes:
-    """Keep `part` in those messages in which it is `present`."""
+    """Keep `part` in the messages for which `present` is True."""
     return [(matrix, lengths * present) for matrix, lengths in part]
 
 
@@ -57,7 +58,6 @@ def joined(parts: Sequence[Bytes]) -> bytes:
 
 
 def _tag(field: int, kind: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int32]]:
-    """Encode the number and the wire type of a field, which precede its value."""
     return _varints(np.array([field << 3 | kind]))
 
 

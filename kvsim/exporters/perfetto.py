@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 MAX_REQUEST_TRACKS = 1000
-"""Maximum number of requests with separate tracks. More requests share lanes, because the viewer is limited."""
+"""Largest number of requests with separate tracks. Of more, several share a lane, because the viewer is limited."""
 _ENGINE, _REQUESTS, _POOL, _HOST, _WINDOWS = 1, 2, 3, 4, 5
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
 _ROWS_AT_ONCE = 1 << 14
-"""Number of rows that are encoded together; their columns fit into the CPU cache."""
+"""Number of rows that are encoded together, so that their columns fit into the CPU cache."""
 _NOTES = ("step", "num_scheduled", "prefill_tokens", "decode_tokens", "running", "waiting", "free_units")
 _ABOUT = ("prompt_tokens", "output_tokens", "cached_tokens", "preemptions")
 
@@ -79,7 +79,9 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
 
 
 class _Trace:
-    """Writer of the packets of one trace. Names are written once and numbered; frequent packets are encoded in bulk."""
+    """Writer of the packets of one trace. Names are written once and numbered. Frequent packets are encoded many at a
+    time.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, Trace, TracePacket, TrackEvent  # noqa: PLC0415  brings protobuf
@@ -95,7 +97,9 @@ class _Trace:
         self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
     def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
-        """Write the descriptor of a track. For a counter, `counts_bytes` tells if its unit is bytes; None otherwise."""
+        """Write the descriptor of a track. For a counter, `counts_bytes` says whether its unit is bytes; None for other
+        tracks.
+        """
         packet = self._packet()
         packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
         if parent is not None:
@@ -106,7 +110,7 @@ class _Trace:
         self._write(packet)
 
     def event_names(self, names: Iterable[str]) -> list[int]:
-        """Return the numbers under which the trace lists these names of events."""
+        """Return the number of each of these names of events in the trace."""
         return self._numbers(self._event_names, list(names), "event_names")
 
     def slices(
@@ -117,7 +121,7 @@ class _Trace:
         end_s: FloatArray,
         notes: Mapping[str, IntArray],
     ) -> list[Bytes]:
-        """Encode a slice with `notes` for each row; rows without a duration or without an end get none."""
+        """Encode a slice with `notes` for each row that has a duration and an end."""
         event, note = self._in_event, self._in_note
         lasts = end_s > begin_s
         begin_s, end_s = np.where(lasts, begin_s, 0.0), np.where(lasts, end_s, 0.0)
@@ -130,7 +134,7 @@ class _Trace:
         return [where(lasts, begins), where(lasts, self._events(end_s, uuid, self._ends, []))]
 
     def instants(self, uuid: int, name: IntArray, time_s: FloatArray, happens: npt.NDArray[np.bool_]) -> list[Bytes]:
-        """Encode an instant for each row for which `happens` is true."""
+        """Encode an instant for each row for which `happens` is True."""
         return [where(happens, self._events(time_s, uuid, self._happens, [number(self._in_event["name_iid"], name)]))]
 
     def write(self, parts: list[Bytes]) -> None:
@@ -147,7 +151,7 @@ class _Trace:
         parent: int | None = None,
         is_bytes: bool = False,
     ) -> None:
-        """Write a track of a value over time; equal successive values are written once."""
+        """Write a track of a value over time. Equal successive values are written once."""
         self.track(uuid, name, parent=parent, counts_bytes=is_bytes)
         changed = np.flatnonzero(np.diff(values, prepend=values[0] - 1 if len(values) else 0))
         for rows in _parts(len(changed)):
@@ -170,7 +174,6 @@ class _Trace:
         )
 
     def _numbers(self, known: dict[str, int], names: list[str], kind: str) -> list[int]:
-        """Return the numbers of `names` in `known`, and write names that are new to the file."""
         new = [name for name in dict.fromkeys(names) if name not in known]
         if new:
             packet = self._packet(sequence_flags=self._packet.SEQ_NEEDS_INCREMENTAL_STATE)
@@ -186,12 +189,10 @@ class _Trace:
 
 
 def _numbers_of_fields(kind: Any) -> dict[str, int]:
-    """Return the numbers of the fields of a protobuf message class, by name."""
     return {field.name: field.number for field in kind.DESCRIPTOR.fields}
 
 
 def _parts(count: int) -> list[slice]:
-    """Divide `count` rows into ranges of rows that are encoded together."""
     return [slice(begin, begin + _ROWS_AT_ONCE) for begin in range(0, count, _ROWS_AT_ONCE)]
 
 
@@ -214,7 +215,6 @@ def _write_steps(trace: _Trace, recording: Recording) -> None:
 
 
 def _write_host(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> None:
-    """Write counters of host memory and of copies in progress, in bytes."""
     host, steps = host_memory(recording), recording.steps
     if host is None:
         return
@@ -229,7 +229,6 @@ def _write_host(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> N
 
 
 def _write_windows(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> None:
-    """Write counters of the pool of layers with windows, in bytes."""
     windows, steps = recording.meta.pool.windows, recording.steps
     if windows is None or steps.free_window_units is None or steps.cached_window_units is None:
         return
@@ -249,7 +248,7 @@ def _write_windows(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:
-    """Write the slices of each request on a track of the request, or on a lane that several requests share."""
+    """Write the slices of each request on a track of its own, or on a lane that several requests share."""
     requests = recording.requests
     order = np.argsort(requests.arrival_s, kind="stable").tolist()
     end_s = np.fmax.reduce(
@@ -275,7 +274,7 @@ def _write_requests(trace: _Trace, recording: Recording) -> None:
 
 
 def _lanes(order: list[int], arrival_s: FloatArray, end_s: FloatArray) -> list[int]:
-    """Return the lane of each request in `order`: the lowest lane that is free when the request arrives."""
+    """Return the lane of each request in `order`: the lowest that is free when the request arrives."""
     free: list[int] = []
     busy: list[tuple[float, int]] = []
     lanes = []

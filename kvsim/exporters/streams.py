@@ -1,6 +1,6 @@
 """Export requests in the formats of published traces, for other simulators and load generators.
 
-These formats have no fields for images and adapters, which are left out; prompt lengths include the tokens of images.
+These formats have no fields for images and adapters, which are left out. Prompt lengths count the tokens of images.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write a CSV file like Azure's traces, with times in units of 100 ns from 1970 on, since the date is unknown."""
+    """Write a CSV file as Azure's traces, with times in units of 100 ns from 1970 on, because the date is unknown."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
 
     def lines() -> Iterator[str]:
@@ -39,7 +39,7 @@ def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write a CSV file like BurstGPT, with placeholders for the model and the kind of log."""
+    """Write a CSV file as BurstGPT, with placeholders for the model and the kind of log."""
 
     def lines() -> Iterator[str]:
         yield "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -50,10 +50,10 @@ def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write a JSON Lines file like Mooncake's traces, with whole milliseconds and an id per 512 prompt tokens.
+    """Write a JSON Lines file as Mooncake's traces, with times in milliseconds and an id per 512 prompt tokens.
 
-    Two prompts have the same id for a unit if they are known to be equal up to its end. Other units, including a
-    partial last one, have unique ids.
+    Two prompts have the same id for a unit if they are known to be equal up to its end. Any other unit, among them a
+    partial last one, has an id of its own.
 
     Raises:
         UsageError: the workload's hash units neither divide 512 tokens nor are multiples of 512.
@@ -83,7 +83,7 @@ def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def _units_of_512(hashes: list[int], unit: int, prompt_tokens: int) -> list[Hashable]:
-    """Return, for each full unit of 512 tokens with a known prefix, a key; keys are equal if the prefixes are."""
+    """Return a key for each full unit of 512 tokens whose prefix is known. Keys are equal if the prefixes are."""
     if HASH_TOKENS % unit == 0:
         factor = HASH_TOKENS // unit
         return [("hash", value) for value in hashes[factor - 1 :: factor]]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Literal["csv", "parquet"]) -> Path:
-    """Write the folder `path` with `requests`, `steps`, `schedule`, `memory` and `pool`.
+    """Write the folder `path` with the tables `requests`, `steps`, `schedule`, `memory` and `pool`.
 
     The first four are tables of the recording, with latencies added to `requests`. `pool` has the slots in each of the
     eight states over time: a row per step, and one per gap between steps in which the slots differ. CSV files have
@@ -82,7 +82,7 @@ def _write(columns: dict[str, Any], file: Path) -> None:
 
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""Prefixes of cells that spreadsheets run as formulas."""
+"""Beginnings of cells that spreadsheets run as formulas."""
 
 
 def _array(values: Any, *, as_text: bool) -> pa.Array:

@@ -17,7 +17,7 @@ import pyarrow as pa
 def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: bool = False) -> pa.Array:
     """Convert numbers to a pyarrow array of type `kind`, an integer or floating-point type.
 
-    NaN stays NaN, or with `nan_is_missing` becomes null.
+    NaN stays NaN; with `nan_is_missing`, it becomes null.
     """
     values = np.ascontiguousarray(values, kind.to_pandas_dtype())
     unknown = np.isnan(values) if nan_is_missing and values.dtype.kind == "f" else np.zeros(0, bool)
@@ -26,7 +26,11 @@ def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: b
 
 
 def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
-    """Convert values of one type to a pyarrow array; None becomes null. A mix of integers and floats becomes floats."""
+    """Convert values of one type to a pyarrow array. None becomes null; a mix of integers and floats becomes floats.
+
+    Raises:
+        TypeError: the values are of several other types.
+    """
     there = [value for value in values if value is not None]
     kinds = {_kind_of(value) for value in there}
     present = None if len(there) == len(values) else _bits([value is not None for value in values])
@@ -44,7 +48,11 @@ def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
 
 
 def from_texts(texts: Sequence[str], present: pa.Buffer | None = None) -> pa.Array:
-    """Convert texts to a pyarrow array. `present` has a bit per text, 0 for null; None: no text is null."""
+    """Convert texts to a pyarrow array. `present` has a bit for each text, 0 for null; None if no text is null.
+
+    Raises:
+        OverflowError: the texts have more than 2**31 - 1 bytes.
+    """
     encoded = [text.encode() for text in texts]
     ends = np.cumsum([0, *map(len, encoded)])
     if ends[-1] > np.iinfo(np.int32).max:
@@ -62,7 +70,11 @@ def _bits(flags: Sequence[bool] | npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def to_numpy(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
-    """Convert pyarrow integers or floats to NumPy. A null float becomes NaN; a null integer is a TypeError."""
+    """Convert pyarrow integers or floats to NumPy. A null float becomes NaN.
+
+    Raises:
+        TypeError: the values are no numbers, or an integer is null.
+    """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):

@@ -17,13 +17,18 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Maximum bytes of all texts of a column. A small file can hold far more: Parquet stores repeated texts once."""
+"""Largest number of bytes of all texts of a column. A small file can hold far more: Parquet stores repeated texts
+once.
+"""
 
 
 def read_table(file: Path) -> pa.Table:
-    """Read the table in a Parquet or CSV file; the first bytes tell which of the two it is.
+    """Read the table in a Parquet or CSV file. The first bytes tell which it is.
 
     Parquet columns of lists and objects are left out.
+
+    Raises:
+        ValueError: the file is damaged.
     """
     import pyarrow as pa  # noqa: PLC0415  only where a file is touched
     import pyarrow.csv as pa_csv  # noqa: PLC0415
@@ -46,9 +51,10 @@ def is_parquet(file: Path) -> bool:
 
 
 def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """Read those of `columns` that a Parquet file has. None: all its columns, except those of lists and objects.
+    """Read the `columns` that a Parquet file has. None: all its columns but those of lists and objects.
 
-    A file that would expand to an implausible size is refused.
+    Raises:
+        ValueError: the file is damaged, or would expand to an implausible size.
     """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -91,7 +97,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _unfolded(name: str, column: pa.ChunkedArray) -> Any:
-    """Return a dictionary column as a plain one. Refuse a column whose texts have more than `_TEXT_BYTES` bytes."""
+    """Return a dictionary column as a plain one, unless its texts have more than `_TEXT_BYTES` bytes."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Write files and folders atomically: each gets its name when it is complete, so none is ever half written."""
+"""Write files and folders atomically: each gets its name when it is complete, so none is ever seen half written."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
     If `path` exists, the new file gets its permissions and owner, and symbolic links to it stay valid. Another hard
     link keeps the old contents. `made_by` is the command whose mark the file gets (`kvsim.files.marks`); empty for no
     mark. `comment` is the form of the mark in a text file.
+
+    Raises:
+        UsageError: the file cannot be written.
     """
     target = Path(os.path.realpath(path))
     if target.is_dir():
@@ -39,7 +42,7 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
 
 
 def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
-    """Return the error for a file that cannot be written. `reason` is the operating system's wording."""
+    """Return the error for a file that cannot be written. `reason` is the wording of the operating system."""
     return UsageError(f"cannot write {os.fspath(file)}: {reason}; choose a folder that exists and may be written.")
 
 
@@ -47,8 +50,11 @@ def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
 def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> Iterator[Path]:
     """Yield a path beside `path` for a new folder, and rename it to `path` when the block ends without an exception.
 
-    Missing parents are created. An existing folder is an error, or with `replacing` is replaced. Whether it may be
-    replaced is decided by `kvsim.files.overwriting`.
+    Missing parents are created. An existing folder is replaced with `replacing`, and is otherwise an error.
+    `kvsim.files.overwriting` decides whether it may be replaced.
+
+    Raises:
+        UsageError: the folder exists, or cannot be written.
     """
     target = Path(os.path.realpath(path))
     if os.path.lexists(target) and not (replacing and target.is_dir()):

@@ -15,28 +15,33 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOML_BYTES = 1 << 20
-"""Maximum bytes of a TOML file: a profile, machine card, lesson or GPU.
+"""Largest number of bytes of a TOML file: a profile, machine card, lesson or GPU. It is parsed within seconds.
 
-Those that come with kvsim are many times smaller. A file of this size is parsed within seconds.
+Those that come with kvsim are many times smaller.
 """
 TEXT_BYTES = 1 << 26
-"""Maximum bytes of a model's `config.json`, or of an oracle's workload."""
+"""Largest number of bytes of a model's `config.json`, or of an oracle's workload."""
 META_BYTES = 1 << 28
-"""Maximum bytes of a recording's `meta.json`: enough to list every unit of the largest pool."""
+"""Largest number of bytes of a recording's `meta.json`: enough to list every unit of the largest pool."""
 TABLE_BYTES = 1 << 31
-"""Maximum bytes of a text file with one request per line. Published traces have some hundred megabytes."""
+"""Largest number of bytes of a text file with one request per line. Published traces have some hundred megabytes."""
 UNPACKED_TABLE_BYTES = 1 << 29
-"""Maximum bytes of a compressed table after decompression; a few kilobytes could otherwise become gigabytes."""
+"""Largest number of bytes of a table after decompression. A few kilobytes could otherwise become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
-"""Maximum bytes of a gzip file after decompression: the first number, plus the second times the compressed bytes.
+"""Largest number of bytes of a gzip file after decompression: the first number, plus the second times the compressed
+bytes.
 
 Published traces expand about 20 times.
 """
 
 
 def open_file(file: Path) -> BinaryIO:
-    """Open a regular file for reading, in binary mode; an OSError for a folder, pipe or device."""
+    """Open a regular file for reading, in binary mode.
+
+    Raises:
+        OSError: it cannot be opened, or is a folder, pipe or device.
+    """
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -47,7 +52,11 @@ def open_file(file: Path) -> BinaryIO:
 
 
 def content_of(file: Path, most_bytes: int) -> bytes:
-    """Return the content of a regular file; an OSError if it has more than `most_bytes` bytes."""
+    """Return the content of a regular file.
+
+    Raises:
+        OSError: it cannot be read, or has more than `most_bytes` bytes.
+    """
     with open_file(file) as opened:
         size = os.fstat(opened.fileno()).st_size
         if size > most_bytes:
@@ -68,11 +77,11 @@ def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) 
 
     Args:
         content: compressed bytes.
-        most_bytes: maximum bytes after decompression.
-        most_lines: maximum number of lines after decompression; None for no limit.
+        most_bytes: largest number of bytes after decompression.
+        most_lines: largest number of lines after decompression; None for no limit.
 
     Raises:
-        OSError: a maximum is exceeded.
+        OSError: the result would be larger.
         EOFError: the file is truncated.
         zlib.error: the file is damaged.
     """

@@ -10,5 +10,5 @@ from typing import Any
 
 
 def line(*event: Any) -> bytes:
-    """Return one event, its kind and its fields, as a line of JSON with the line break."""
+    """Return an event, its kind and its fields, as a line of JSON with its line break."""
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"

@@ -13,15 +13,17 @@ from kvsim.files.contents import META_BYTES, content_of, open_file
 
 FORMAT = "kvsim-recording"
 META, LOG = "meta.json", "events.jsonl"
-"""Names of the file with the provenance of a recording: of a complete one, and of one that is still growing."""
+"""Name of the file with the provenance of a recording that is complete, and of one that is still growing."""
 TABLES = ("requests", "steps", "schedule", "memory", "copies", "transfers", "images", "encoder")
-"""Names of the tables that a recording may have, as in `kvsim.recording.tables`, in the order of the digest."""
+"""Names of the tables that a recording may have, in the order of the digest."""
 _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')
-"""Pattern of the identity in `meta.json`. A JSON string contains no line break, so no other value can match."""
+"""Pattern of the identity in `meta.json`. A JSON string has no line break, so no other value can match."""
 
 
 def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
-    """Return a recording's identity from `meta.json` without an identity, and from the digests of its tables."""
+    """Return the identity of a recording: a digest of `meta`, its `meta.json` without an identity, and of its tables'
+    digests.
+    """
     digest = hashlib.blake2b(meta, digest_size=16)
     for each in tables:
         digest.update(each)

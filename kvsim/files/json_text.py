@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_NESTED = 1 << 21
-"""Maximum number of lists and objects in a JSON text; each takes some hundred bytes of memory when parsed."""
+"""Largest number of lists and objects in a JSON text. Each takes some hundred bytes of memory when parsed."""
 MOST_VALUES = 1 << 24
-"""Maximum number of commas in a JSON text, an upper bound on its values. Commas in strings count too."""
+"""Largest number of commas in a JSON text, which bounds the number of its values. Commas in strings count too."""
 
 
 def parse(
@@ -18,7 +18,11 @@ def parse(
     parse_constant: Callable[[str], Any] | None = None,
     parse_float: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Return the value of a JSON text, or raise a ValueError. The functions are those of `json.loads`."""
+    """Return the value of a JSON text. The functions are those of `json.loads`.
+
+    Raises:
+        ValueError: the text is no JSON, too large, or has a key twice in an object.
+    """
     text = text.decode() if isinstance(text, bytes) else text
     check_extent(text)
     try:
@@ -28,7 +32,11 @@ def parse(
 
 
 def check_extent(text: str) -> None:
-    """Raise `ValueError` if `text` exceeds `MOST_NESTED` or `MOST_VALUES`."""
+    """Check the limits `MOST_NESTED` and `MOST_VALUES`.
+
+    Raises:
+        ValueError: `text` exceeds one.
+    """
     num_nested = text.count("[") + text.count("{")
     if num_nested > MOST_NESTED:
         raise ValueError(f"it has {num_nested:,} lists and objects, more than {MOST_NESTED:,}")
@@ -38,7 +46,11 @@ def check_extent(text: str) -> None:
 
 
 def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object with these keys and values. Refuse a repeated key, whose meaning JSON leaves open."""
+    """Return the object with these keys and values.
+
+    Raises:
+        ValueError: a key is repeated; its meaning would be open.
+    """
     document = dict(pairs)
     if len(document) < len(pairs):
         seen: set[str] = set()

@@ -19,15 +19,15 @@ from typing import Literal, TypeAlias
 from kvsim.files.contents import open_file
 
 Comment: TypeAlias = Literal["<!-- {} -->", "# {}"]
-"""Form of a comment line in a text format; `{}` is the place of the mark."""
+"""Form of a comment line in a text format, with `{}` in the place of the mark."""
 
 HTML_COMMENT: Comment = "<!-- {} -->"
 HASH_COMMENT: Comment = "# {}"
 MARK_BYTES = 128
-"""Upper bound on the bytes that a mark adds to a file."""
+"""Largest number of bytes that a mark adds to a file."""
 _MARK = re.compile(rb"Made by: kvsim ([a-z]+) [0-9a-f]{32}")
 _PNG_SIGNATURE, _PNG_HEAD_BYTES = b"\x89PNG\r\n\x1a\n", 33
-"""Signature of a PNG file; and the bytes of the signature (8) and the header chunk (25) together."""
+"""Signature of a PNG file, and the number of bytes of the signature (8) and the header chunk (25) together."""
 _Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 
@@ -42,7 +42,7 @@ def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None
 
 
 def maker_of(file: Path) -> str | None:
-    """Return the command of kvsim that wrote `file`. None if it has no mark, was changed, or is unreadable."""
+    """Return the command of kvsim that wrote `file`; None if it has no mark, was changed, or cannot be read."""
     with suppress(OSError, ValueError), _mapped(file) as content:  # ValueError for an empty file
         kind, at = _kind(content), _place(content)
         near = content[at : at + MARK_BYTES] if kind == "png" else content[max(0, at - MARK_BYTES) : at]
@@ -63,7 +63,7 @@ def _mapped(file: Path) -> Iterator[mmap.mmap]:
 
 
 def _kind(content: mmap.mmap) -> _Kind:
-    """Infer the format of a file from its first and last bytes; all unknown formats count as text."""
+    """Return the format of a file from its first and last bytes. All unknown formats count as text."""
     if content[:8] == _PNG_SIGNATURE:
         return "png"
     if content[:4] == b"GIF8" and content[-1:] == b";":
@@ -76,7 +76,7 @@ def _kind(content: mmap.mmap) -> _Kind:
 
 
 def _place(content: mmap.mmap) -> int:
-    """Return the byte position of the mark: where it begins in a PNG, where it ends in all other formats."""
+    """Return the position of the mark in bytes: of its begin in a PNG, of its end in all other formats."""
     match _kind(content):
         case "png":
             return _PNG_HEAD_BYTES
@@ -90,7 +90,7 @@ def _place(content: mmap.mmap) -> int:
 
 
 def _framed(kind: _Kind, command: str, digest: str, comment: Comment) -> bytes:
-    """Return the mark as bytes that readers of the format skip: a comment, or a chunk of an unused type."""
+    """Return the mark in bytes that readers of the format skip: a comment, or a chunk of an unused type."""
     mark = f"Made by: kvsim {command} {digest}".encode()
     match kind:
         case "png":

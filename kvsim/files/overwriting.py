@@ -27,7 +27,7 @@ from kvsim.files.json_text import parse
 from kvsim.files.marks import maker_of
 
 _DESCRIBED_BYTES = 1 << 20
-"""Maximum bytes that are read of a changed `meta.json`, an event log's first line or a figure's text."""
+"""Largest number of bytes that are read of a changed `meta.json`, an event log's first line, or a figure's text."""
 _RECORDING_FILES = frozenset((META, *(f"{name}.parquet" for name in TABLES)))
 _REPORT = "report.html"
 _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))
@@ -39,7 +39,7 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
     `overwrite` is the user's --overwrite. `is_folder` is True if the command writes a folder.
 
     Raises:
-        UsageError: the command may not write to `path`.
+        UsageError: the command may not write there.
     """
     target = Path(path)
     if not os.path.lexists(target):
@@ -57,7 +57,11 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
 
 
 def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
-    """Check, before a long computation, that a file's folder exists, and that `may_replace` allows the file."""
+    """Check, before a long computation, that the folder of a file exists, and that `may_replace` allows the file.
+
+    Raises:
+        UsageError: the file could not be written.
+    """
     may_replace(path, command, overwrite=overwrite)
     if not Path(path).parent.is_dir():
         raise unwritable(path, os.strerror(ENOENT))
@@ -67,7 +71,7 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
 def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> Iterator[Path]:
     """Yield a path for a new folder, and rename it to `path` when the block ends without an exception.
 
-    An existing folder at `path` is replaced if `may_replace` allows it, which is checked at the begin and at the end.
+    A folder that is at `path` is replaced if `may_replace` allows it, which is checked at the begin and at the end.
     """
     may_replace(path, command, overwrite=overwrite, is_folder=True)
     with whole_folder(path, replacing=True) as folder:
@@ -82,12 +86,12 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
 
 
 def description(text: bytes) -> str:
-    """Return the line with a digest of a figure's text that the figure's file stores, so that edits are detected."""
+    """Return a line with a digest of a figure's text. The figure's file has this line, so that edits are detected."""
     return f"kvsim, described in {hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
 def describes(words: Path, figure: Path) -> bool:
-    """Tell whether kvsim wrote the text file `words` and the `figure` that it describes, and neither was changed."""
+    """Tell whether kvsim wrote the text file `words` and the `figure` that it describes, and both are unchanged."""
     with suppress(OSError):
         said = description(content_of(words, _DESCRIBED_BYTES)).encode()
         return maker_of(figure) is not None and said in figure.read_bytes()
@@ -97,7 +101,7 @@ def describes(words: Path, figure: Path) -> bool:
 def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
     """Describe the file `target`: words for what it is, the commands that may replace it, and whether it is unchanged.
 
-    An empty set of commands: only --overwrite replaces it. None in place of the set: nothing may replace it.
+    Without commands (an empty set), only --overwrite replaces it. With None in place of the set, nothing may.
     """
     if target.exists() and not target.is_file():
         return "there and no ordinary file", None, False
@@ -108,7 +112,7 @@ def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
 
 
 def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe the folder `target` as `_file` does; `command` is the one that wants to write."""
+    """Describe the folder `target` as `_file` does a file. `command` is the one that is about to write."""
     names = {entry.name for entry in target.iterdir()}
     if not names:
         return "an empty folder", frozenset((command,)), True
@@ -136,14 +140,14 @@ def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset
 def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool:
     """Tell whether the recordings in `target` are those of the servers of one run of `kvsim run --replicas`.
 
-    Their folders are `names`, which must be numbers from 0. `makers` are the commands that wrote all recordings.
+    Their folders are `names`, which must be the numbers from 0. `makers` are the commands that wrote all recordings.
     """
     numbered = names == {str(number) for number in range(len(names))}
     return "run" in makers and numbered and len({_document(target / name).get("command") for name in names}) == 1
 
 
 def _document(target: Path) -> dict[str, Any]:
-    """Return the `meta.json` of a recording, or the first line of a growing one's log; empty for other folders."""
+    """Return the `meta.json` of a recording, or the first line of a growing one's log; empty for any other folder."""
     with suppress(OSError, ValueError):
         if os.path.lexists(target / META):
             text = content_of(target / META, META_BYTES if is_as_written(target) else _DESCRIBED_BYTES)
@@ -156,7 +160,7 @@ def _document(target: Path) -> dict[str, Any]:
 
 
 def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe a recording, whose files are `names`, as `_file` does. Only a simulation counts as unchanged."""
+    """Describe a recording with the files `names` as `_file` does. Only a simulation counts as unchanged."""
     document = _document(target)
     if not document:
         return "a folder that holds something else", None, False
@@ -177,7 +181,6 @@ def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | Non
 
 
 def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe the folder of a report as `_file` does. It holds a page, figures and their texts."""
     if maker_of(target / _REPORT) != "report":
         return "a folder with a report that kvsim did not write in this form", None, False
     foreign = _foreign(
@@ -191,6 +194,6 @@ def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
 
 
 def _foreign(others: Iterable[str]) -> str:
-    """Return a clause for messages about the first of `others`, files that kvsim did not write; empty without any."""
+    """Return a clause about the first of `others`, files that kvsim did not write; empty if there are none."""
     first = min(others, default="")
     return f" beside {first[:60]!r}, which kvsim did not write" if first else ""

@@ -21,9 +21,9 @@ _I64, _LIST, _STRUCT = 6, 9, 12
 _FEW_VALUES, _VALUES_PER_BYTE = 100_000, 16
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 64
 _DEEPEST = 32
-"""Maximum depth of nested structures; the footer of a Parquet file has six levels."""
+"""Largest depth of nested structures. The footer of a Parquet file has six levels."""
 _ROW_GROUPS, _COLUMNS, _META_DATA, _NUM_ROWS, _NUM_VALUES, _UNPACKED = 4, 1, 3, 3, 5, 6
-"""Numbers of fields in Parquet's structures.
+"""Field numbers in Parquet's structures.
 
 `_ROW_GROUPS` and `_NUM_ROWS` are of FileMetaData, `_COLUMNS` of RowGroup, `_META_DATA` of ColumnChunk, `_NUM_VALUES`
 and `_UNPACKED` (uncompressed bytes) of ColumnMetaData.
@@ -39,11 +39,11 @@ class DeclaredSizes(NamedTuple):
     unpacked_bytes: int
     """Uncompressed bytes of all columns."""
     least: int
-    """Smallest of all declared numbers; negative in a damaged file."""
+    """Smallest of all declared numbers, which is negative in a damaged file."""
 
 
 def declared(file: Path) -> DeclaredSizes | None:
-    """Return the sizes that the footer of `file` declares; None if it has no readable Parquet footer."""
+    """Return the sizes that the footer of `file` declares; None if there is no readable Parquet footer."""
     with open_file(file) as opened:
         size = opened.seek(0, os.SEEK_END)
         opened.seek(max(0, size - 8))
@@ -94,13 +94,13 @@ def _sizes(document: Mapping[int, Any]) -> DeclaredSizes:
 
 
 class _Compact:
-    """Reader of Thrift's compact protocol. It returns the fields that are asked for, and skips all others."""
+    """Reader of Thrift's compact protocol. It returns wanted fields, and skips all others."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def struct(self, wanted: Mapping[int, _Field], depth: int = 0) -> dict[int, Any]:
-        """Read a structure at nesting `depth`; return its `wanted` fields, if they have the expected types."""
+        """Read a structure at nesting `depth`. Return its `wanted` fields, those that have the expected types."""
         if depth > _DEEPEST:
             raise RecursionError
         found, field = {}, 0
@@ -119,7 +119,7 @@ class _Compact:
         return value >> 1 ^ -(value & 1)
 
     def structs(self, wanted: Mapping[int, _Field]) -> list[dict[int, Any]]:
-        """Read a list of structures; return the `wanted` fields of each. A list of another type is skipped."""
+        """Read a list of structures, and return the `wanted` fields of each. A list of another type is skipped."""
         kind, count = self._list()
         if kind == _STRUCT:
             return [self.struct(wanted) for _ in range(count)]
@@ -132,7 +132,6 @@ class _Compact:
         return header & 15, header >> 4 if header >> 4 < 15 else self._varint()
 
     def _skip(self, kind: int, depth: int) -> None:
-        """Skip a value of Thrift's type number `kind` at nesting `depth`."""
         match kind:
             case 1 | 2:  # true and false are in the header
                 pass

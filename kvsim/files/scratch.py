@@ -1,6 +1,6 @@
 """Hidden scratch folders beside a target. A complete file or folder in one is renamed to the target.
 
-A killed process leaves its scratch folder behind; the next process that writes to the same target removes it. A lock on
+A killed process leaves its scratch folder behind. The next process that writes to the same target removes it. A lock on
 the folder shows whether its process is alive, because the system releases the lock when the process ends. On a system
 without locks on folders, no folder that was left behind is removed.
 """
@@ -30,7 +30,7 @@ _OCCUPIED = (errno.ENOTEMPTY, errno.EEXIST)
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 """Arguments of Linux's renameat2: paths are relative to the working directory; the two names are exchanged."""
 _in_use: set[Path] = set()
-"""Scratch folders that this process has created or is about to create, and has not removed yet."""
+"""Scratch folders that this process has created, or is about to create, and has not removed."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_use.clear)
 
@@ -72,7 +72,7 @@ def _remove_folders_in_use() -> None:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[bool]:
-    """Lock `folder` for the block. Yield False if another process holds the lock, otherwise True."""
+    """Lock `folder` for the block. Yield False if another process has locked it, otherwise True."""
     try:
         lock = _lock(folder)
     except BlockingIOError:
@@ -86,12 +86,11 @@ def alone_in(folder: Path) -> Iterator[bool]:
 
 
 def replace_folder(new: Path, target: Path, scratch: Path) -> None:
-    """Rename the folder `new`, inside `scratch`, to `target`. An old target is moved to `scratch`.
+    """Rename the folder `new`, which is in `scratch`, to `target`. An old target is moved to `scratch`.
 
-    The new folder and its files get the permissions and owners of the old ones with the same names.
-
-    If the system can exchange two names in one step, `target` exists at every moment. Otherwise two steps are needed;
-    after a kill between them, the next process that writes to `target` restores the old one.
+    The new folder and its files get the permissions and owners of the old ones with the same names. If the system can
+    exchange two names in one step, `target` exists at every moment. Otherwise, after a kill between two steps, the next
+    process that writes to `target` restores the old one.
     """
     for path in (*new.rglob("*"), new):
         keep_access(path, target / path.relative_to(new))
@@ -141,8 +140,9 @@ def _take_away_if_dead(folder: Path, target: Path) -> None:
 def _lock(folder: Path) -> int | None:
     """Lock `folder` until the returned file descriptor is closed; return None if the system cannot lock folders.
 
-    Raises a BlockingIOError if another process holds the lock, and a FileNotFoundError if the folder was removed
-    meanwhile.
+    Raises:
+        BlockingIOError: another process has locked it.
+        FileNotFoundError: the folder was removed meanwhile.
     """
     try:
         import fcntl  # noqa: PLC0415  not on every system
@@ -164,7 +164,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step; return False if the system or the disk cannot do that."""
+    """Swap two names in one step. Return False if the system or the disk cannot do that."""
     if not sys.platform.startswith("linux"):
         return False
     try:

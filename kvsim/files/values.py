@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def read_toml(file: Path, what: str) -> dict[str, Any]:
-    """Read a TOML file. `what` is its name in errors, such as "the profile"."""
+    """Read a TOML file. `what` is its name in errors, such as "the profile".
+
+    Raises:
+        UsageError: the file cannot be read, or is not TOML.
+    """
     try:
         return tomllib.loads(content_of(file, TOML_BYTES).decode())
     except OSError as error:

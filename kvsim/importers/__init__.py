@@ -26,7 +26,6 @@ _HOME = by_name({
     "kvsim.importers.source": "TextSource",
     "kvsim.importers.workload_file": "write_workload",
 })  # fmt: skip
-"""Modules of this package, and the public names in each."""
 
 __all__ = [
     "FORMATS",

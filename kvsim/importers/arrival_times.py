@@ -1,8 +1,8 @@
 """Conversion of the arrival times of a file, numbers of any unit or dates, to seconds.
 
-A single row does not determine the unit. So rows are only checked to be of one kind, and the column is interpreted when
-all rows are read. An ambiguous column is refused. If the name of the column does not state the unit, the description of
-the workload names the unit that was assumed.
+A single row does not determine the unit. So each row is only checked to be of the kind of the rows before, and the
+column is interpreted when all rows are read. An ambiguous column is refused. If the column's name does not state the
+unit, the description of the workload names the unit that was assumed.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ _UNITS = {
     "d": _Unit("days", 86_400),
 }
 _EPOCH_S = (1e9, 4.1e9)
-"""Range of seconds since 1970 in the years 2001 to 2099; milliseconds since 1970 are far above it."""
+"""Range of seconds since 1970 in the years 2001 to 2099. Milliseconds since 1970 are far above it."""
 _EPOCH_UNITS = ("s", "ms", "us", "ns")
 _LONGEST_S = 1e8
-"""Maximum seconds between two requests of one workload, some three years; more is a mistake."""
+"""Largest number of seconds, some three years, between two requests of one workload; more is a mistake."""
 _LATE = 10_000
 """Least number without a unit that may be a date or a time of day written without separators."""
 _DAYS = (10_957, 88_069)
 """Range of the day numbers of 2000 to 2099, counted from 1970, from 1900 (spreadsheets) or as a Julian date."""
 _DATE_DIGITS = len("20261116181546")
 _ROUNDED_S = 1e7
-"""Times in seconds above which a spreadsheet drops digits."""
+"""Number of seconds above which a spreadsheet drops digits."""
 _LATE_S = 3600.0
 _SOON_S = 1.0
 _UNKNOWN = "XXX"
@@ -70,7 +70,7 @@ _DATE = re.compile(
 )
 _PLAIN_LETTERS = frozenset("0123456789.eE+-")
 _MOST = 9e18
-"""Exclusive upper bound of times, which must fit into 64 bits."""
+"""Upper bound of times, not included, so that they fit into 64 bits."""
 _NS = 10**9
 _ZONED, _LOCAL, _LENGTHS = "dates with a time zone", "dates without a time zone", f"{_UNKNOWN}, no times"
 _NUMBERS = "numbers"
@@ -78,37 +78,43 @@ _NUMBERS = "numbers"
 
 @dataclass(slots=True, kw_only=True)
 class Clock:
-    """Converter of a column of arrival times: `read` checks each row, `seconds` converts the results of all rows."""
+    """Converter of a column of arrival times: `read` checks each row, and `seconds` converts the results of all
+    rows.
+    """
 
     path: Path
     column: str
     """Name of the column in the file."""
     unit: str | None = None
-    """Unit stated by the column's name or the format; None if none is stated."""
+    """Unit that the column's name or the format states; None if neither does."""
     dated: bool = False
-    """True if the column's name states that it has dates."""
+    """True if the column's name says that it has dates."""
     given_by_user: bool = False
     """True if the user has stated the unit."""
     known: bool = True
     """True if the format defines the unit, so that the description need not state it."""
     from_first: bool = True
-    """True if the first arrival is moved to 0; always done for dates."""
+    """True if the first arrival is moved to 0. Dates always are."""
     kind: str | None = field(default=None, init=False)
-    """Kind of time of all rows read so far: numbers or dates; None before the first."""
+    """Kind of time of the rows read before, such as numbers; None before the first row."""
     _mark: str = field(default="", init=False)
-    """Decimal mark of the numbers read so far; empty if none has one."""
+    """Decimal mark of the numbers read before; empty if none has one."""
     _grouped: tuple[int, str] | None = field(default=None, init=False)
     """Line and text of the first number whose mark may separate thousands; None if there is none."""
     _decimal: bool = field(default=False, init=False)
-    """True if a number has a mark that can only be a decimal mark."""
+    """True once a number was read whose mark can only be a decimal mark."""
     _power: str = field(default="", init=False)
     """First number whose power of ten hides digits, such as 1.7E+12; empty if there is none."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
-    """Two values, for marks read as decimal marks and as thousands: True if some time is below the time before."""
+    """Whether some time is below the time before it: if marks are decimal marks, and if they separate thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: SourceRow, value: Any) -> float | int:
-        """Return the time in `value` of `row`: nanoseconds for a date, or the number itself."""
+        """Return the time in `value`, a field of `row`: nanoseconds since 1970 for a date, or the number itself.
+
+        Raises:
+            WorkloadError: it is no time, or of another kind than in the rows before.
+        """
         if isinstance(value, str):
             return self._text(row, value.strip())
         number = -1.0 if isinstance(value, bool) or not isinstance(value, (int, float)) else value
@@ -137,7 +143,6 @@ class Clock:
         return times
 
     def _text(self, row: SourceRow, text: str) -> float | int:
-        """Return the number or the date in `text`; refuse a number with another decimal mark than earlier ones."""
         found = _NUMBER.fullmatch(text)
         if found is None:
             return self._date(row, text)
@@ -158,7 +163,6 @@ class Clock:
         return self._number(row, number, text)
 
     def _note_mark(self, row: SourceRow, text: str, mark: str, number: float) -> None:
-        """Record whether the mark of a number may separate thousands, or is certainly a decimal mark."""
         if self._decimal:
             return
         if mark and not _GROUPED.fullmatch(text):
@@ -206,7 +210,11 @@ class Clock:
             )
 
     def seconds(self, times: Sequence[float | int]) -> tuple[NDArray[np.float64], str]:
-        """Return `times`, the results of `read`, in seconds, and a note on the assumed unit for descriptions."""
+        """Return `times`, the results of `read`, in seconds, and for descriptions a note on the assumed unit.
+
+        Raises:
+            WorkloadError: the unit is ambiguous, or the times cannot be of this unit.
+        """
         if self.kind == _LENGTHS:
             return np.zeros(len(times)), NO_ARRIVALS
         if self.kind in (_ZONED, _LOCAL):
@@ -252,7 +260,8 @@ class Clock:
     def _check_marks(self) -> None:
         """Refuse numbers whose marks may separate thousands.
 
-        Commas are always refused. Points are refused only if they must separate thousands for the times to ascend.
+        Such commas are always refused. Such points are refused only if the times ascend as thousands, but not as
+        decimals.
         """
         as_decimals, as_thousands = self._falls
         ordered = as_decimals and not as_thousands
@@ -274,7 +283,7 @@ class Clock:
             )
 
     def _check_calendar(self, low: float, high: float, unit: _Unit, *, many: bool) -> None:
-        """Refuse numbers that look like days or dates but are declared as a unit of time."""
+        """Refuse numbers that look like days or dates although another unit is stated."""
         days = unit is not _UNITS["d"] and many and _DAYS[0] <= low and high < _DAYS[1] and high - low < 1
         if not self.given_by_user and (days or unit.seconds(low) > _LONGEST_S or (_is_date(low) and _is_date(high))):
             raise self._error(
@@ -312,4 +321,4 @@ def _is_epoch(time: float, unit: str) -> bool:
 
 
 NO_ARRIVALS = "; it has no arrival times"
-"""Note for files without arrival times: all requests arrive at once until they get new arrivals."""
+"""Note for files without arrival times. All their requests arrive at once, unless they get new arrivals."""

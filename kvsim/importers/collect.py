@@ -1,4 +1,4 @@
-"""Collector that makes a workload of the requests in a file; shared by the readers of all text formats."""
+"""Collector that makes a workload of the requests in a file, for the readers of all text formats."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class RequestCollector:
-    """Collector of the requests of one file, in the file's order. Those without prompt or output are only counted."""
+    """Collector of the requests of one file, in the file's order. Requests without a prompt or an output are only
+    counted.
+    """
 
     source: TextSource
     kind: str
-    """Kind of the file: "Azure LLM inference trace"."""
+    """Kind of the file for descriptions, such as "Azure LLM inference trace"."""
     clock: Clock | None = None
-    """Converter of arrival times; None if the file has no times."""
+    """Converter of arrival times; None if the file has none."""
     hash_unit_tokens: int = 16
     turns: TurnLines | None = None
-    """Turns of sessions, filled by the reader; None if the file has no sessions."""
+    """Turns of sessions, which the reader fills; None if the file has no sessions."""
     num_silent: int = 0
-    """Number of requests that were left out: those without a prompt or an output."""
+    """Number of requests that were left out, because they have no prompt or no output."""
     arrivals: list[float] = field(default_factory=list)
     """Time of each request, as `clock.read` returns it."""
     prompt_tokens: list[int] = field(default_factory=list)
@@ -61,7 +63,7 @@ class RequestCollector:
         hashes: Sequence[int] = (),
         request_id: str | None = None,
     ) -> bool:
-        """Add the request of `row`; return False if it has no prompt or no output, and is only counted."""
+        """Add the request of `row`. Return False if it is only counted, because it has no prompt or no output."""
         time = 0.0 if self.clock is None else self.clock.read(row, arrival)
         if not (prompt_tokens and output_tokens):
             self.num_silent += 1
@@ -82,7 +84,7 @@ class RequestCollector:
     def add_plain(
         self, arrivals: Sequence[str] | None, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
     ) -> bool:
-        """Add requests without optional fields in bulk; return False if they must be added one by one."""
+        """Add requests without optional fields together. Return False if they must be added one by one."""
         if not (all(prompt_tokens) and all(output_tokens)):
             return False
         count = len(prompt_tokens)
@@ -101,7 +103,11 @@ class RequestCollector:
         return True
 
     def workload(self, note: str = "") -> Workload:
-        """Return the requests as a workload; `note` is appended to the description."""
+        """Return the requests as a workload. `note` is the end of its description.
+
+        Raises:
+            WorkloadError: no request has both a prompt and an output, or the arrival times are ambiguous.
+        """
         if not self.arrivals:
             raise WorkloadError(
                 f"{self.source.path} has {self.num_silent} requests, none with both a prompt and an answer."

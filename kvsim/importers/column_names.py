@@ -1,4 +1,6 @@
-"""Recognition of the columns and keys that people name differently: the quantity and unit that a name denotes."""
+"""Recognition of the columns and keys to which people give different names: the quantity and unit that a name
+denotes.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ UNITS = {
     "h": "h hr hrs hour hours",
     "d": "d day days",
 }
-"""Units of time, with the words that may end a column's name and denote each."""
+"""Units of time, each with the words for it at the end of a column's name."""
 _UNIT_OF = {word: unit for unit, words in UNITS.items() for word in words.split()}
 _TIMES = {
     "arrival", "arrivaltime", "arrivaltimestamp", "arrivedat", "timestamp", "time", "start", "starttime",
@@ -37,7 +39,7 @@ _DATES = {
     "date", "datetime", "arrivaldate", "arrivaldatetime", "startdate", "startdatetime", "createddate", "requestdate",
 }  # fmt: skip
 _CLOCKS = {"unix", "epoch", "utc"}
-"""Words in a column's name that state from when a clock counts."""
+"""Words in a column's name that say from when a clock counts."""
 _COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number", "of"}
 _NOUNS = {
     "prompt_tokens": {"prompt", "input", "context", "prefill", "request", "question", "in"},
@@ -62,7 +64,7 @@ class Meaning(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def meaning(name: str) -> Meaning | None:
-    """Return the meaning of a column or key of this name, or None if it is unknown.
+    """Return what a column or key of this name denotes; None if it is unknown.
 
     Case, spaces and punctuation are ignored: `promptTokens` is `Prompt tokens`.
     """
@@ -83,7 +85,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def counts_tokens(name: str) -> bool:
-    """Tell whether the column `name`, known or not, has lengths rather than times."""
+    """Tell whether the column `name`, known or not, has lengths, not times."""
     return not _COUNTING.isdisjoint(_words(name))
 
 
@@ -98,7 +100,9 @@ def _words(name: str) -> list[str]:
 
 
 def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Map each quantity, by kvsim's name, to the column names in `names` that denote it. Unknown names are left out."""
+    """Return those of `names` that denote each quantity, by kvsim's name of the quantity. Unknown names are left
+    out.
+    """
     found = defaultdict(list)
     for name in names:
         known = meaning(name)
@@ -111,7 +115,7 @@ def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
 def rivals(names: tuple[str, ...], settled: Collection[str] = ()) -> tuple[str, str, str] | None:
     """Return a quantity and two of `names` that denote it; None if no quantity has two names.
 
-    Quantities in `settled`, by kvsim's names, may have several names: the caller has chosen one.
+    Quantities in `settled`, by kvsim's names, may have several: the caller has chosen one.
     """
     found = by_quantity(names)
     several = ((ours, some[0], some[1]) for ours, some in found.items() if len(some) > 1 and ours not in settled)

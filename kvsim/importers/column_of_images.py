@@ -17,7 +17,7 @@ _ITEM = re.compile(r"(?P<size>[^@#]+)(?:@(?P<place>\d{1,10}))?(?:#(?P<name>.+))?
 
 
 class ImageColumn:
-    """Reader of a column of images. Images with the same name are equal; an image without a name is unique."""
+    """Reader of a column of images. Images with the same name are equal. An image without a name equals no other."""
 
     def __init__(self) -> None:
         self._number_of: dict[str, int] = {}
@@ -26,8 +26,8 @@ class ImageColumn:
     def read(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> tuple[list[Image], int]:
         """Return the images of a request, and the tokens that they add to its prompt of `prompt_tokens`.
 
-        An image is its size in pixels or tokens, then optionally `@` with the number of text tokens before it (by
-        default those of the shared prefix), and `#` with a name. Its tokens are added to those of the prompt.
+        An image is written as its size in pixels or tokens; if wanted, `@` and the number of text tokens before it
+        (otherwise those of the shared prefix); if wanted, `#` and a name.
         """
         images, added = [], 0
         for image in self._listed(row, prompt_tokens, prefix_tokens):
@@ -40,16 +40,17 @@ class ImageColumn:
     ) -> tuple[list[Image], int]:
         """Return the images of a turn, and the tokens that its new images add to its prompt.
 
-        The first `history` tokens of the prompt repeat the turn before, and contain the images in `before` that begin
-        there. The line lists the images in the `new_tokens` tokens of text after the history; their places count from
-        the end of the history.
+        The first `history` tokens of the prompt repeat the turn before, with those images in `before` that begin there.
+        The row has the images in the `new_tokens` tokens of text after the history. Their places count from its end.
         """
         new, added = self.read(row, new_tokens, prefix_tokens)
         repeated = [image for image in before if image.place < history]
         return [*repeated, *(image._replace(place=image.place + history) for image in new)], added
 
     def read_counted(self, row: SourceRow, prompt_tokens: int) -> list[Image]:
-        """Return the images of a request whose `prompt_tokens`, and places of images, include the tokens of images."""
+        """Return the images of a request whose `prompt_tokens` and places of images already count the tokens of
+        images.
+        """
         return self._listed(row, prompt_tokens, 0)
 
     def _listed(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> list[Image]:

@@ -45,7 +45,6 @@ def read(source: TextSource) -> Workload:
 
 
 def _add(requests: RequestCollector, row: SourceRow, images: ImageColumn) -> None:
-    """Add the turn of a row, whose prompt begins with the history and the images of the turn that it waits for."""
     unknown = [name for name in row.fields if name not in _KNOWN]
     if unknown:
         raise row.error(f"there is no field {shortened(unknown[0])}; the fields are {', '.join(_KNOWN)}")
@@ -85,7 +84,7 @@ def _add(requests: RequestCollector, row: SourceRow, images: ImageColumn) -> Non
 def _prompt_tokens(row: SourceRow, repeated: int, image_tokens: int) -> int:
     """Return the number of tokens of a prompt without its new images.
 
-    `repeated` is the number of tokens of the prompt's history, of which `image_tokens` are those of images.
+    `repeated` is the number of tokens of its history, of which `image_tokens` are those of images.
     """
     if ("new_tokens" in row.fields) == ("prompt_tokens" in row.fields):
         raise row.error("it has prompt_tokens, the whole prompt, or new_tokens, what follows the history; give one")
@@ -95,7 +94,7 @@ def _prompt_tokens(row: SourceRow, repeated: int, image_tokens: int) -> int:
 
 
 def _names(row: SourceRow) -> list[str]:
-    """Return the names of the turns that a line waits for: the field `after` has one name or a list."""
+    """Return the ids of the turns for which a row waits. The field `after` has one id, or a list."""
     names = row.fields.get("after")
     if not isinstance(names, list):
         return [] if names is None else [_text(row, "after") or ""]
@@ -105,7 +104,9 @@ def _names(row: SourceRow) -> list[str]:
 
 
 def _arrival(row: SourceRow, requests: RequestCollector, after: int) -> Any:
-    """Return the arrival time. A turn that waits and states no time gets that of the turn before, as a lower bound."""
+    """Return the arrival time. A turn that waits, and states none, gets the time of the turn before as a lower
+    bound.
+    """
     if requests.clock is None and "arrival_s" in row.fields:
         raise row.error("arrival_s is here and not in the first line; give it to every first turn of a session")
     if requests.clock is None:

@@ -65,11 +65,12 @@ def read_workload(
 
     Args:
         path: file, or folder of a recording.
-        form: name of the format; detected from the content if None.
+        form: name of the format; None to detect it from the content.
         columns: names of columns in a CSV file, by kvsim's names.
 
     Raises:
         UnknownNameError: `form` is not a format.
+        UsageError: `columns` are given for a format without columns.
         RecordingError: the folder is not a recording.
         WorkloadError: the format is unknown, or a request is invalid.
     """

@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from kvsim.importers.source import TextSource
 
 _AT_ONCE = 1 << 22
-"""Number of characters that are read together; most objects have fewer."""
+"""Number of characters that are read together. Most objects have fewer."""
 _MOST = 1 << 26
-"""Maximum characters of an object."""
+"""Largest number of characters of an object."""
 _CUT_OFF = "the file ends in the middle of a list"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 def entries(source: TextSource) -> Iterator[SourceRow]:
-    """Yield the objects of the list, each with the line on which it begins."""
+    """Yield the objects of the list, each with the line on which it begins.
+
+    Raises:
+        WorkloadError: the file is no list of objects, or too large.
+    """
     text = _Position(source.path, source.lines)
     text.take("[")
     if text.next_letter() == "]":
@@ -41,7 +45,7 @@ def entries(source: TextSource) -> Iterator[SourceRow]:
 
 
 class _Position:
-    """Position in the lines of a JSON file; only as many lines are joined as the next object needs."""
+    """Position in the lines of a JSON file. Only as many lines are joined as the next object needs."""
 
     def __init__(self, path: Path, lines: list[str]) -> None:
         self._path, self._num_lines, self._pieces = path, len(lines), _pieces(lines)
@@ -49,11 +53,10 @@ class _Position:
         self._decode = json.JSONDecoder(object_pairs_hook=each_once).raw_decode
 
     def error(self, sentence: str) -> WorkloadError:
-        """Return the error for this position."""
         return WorkloadError(f"{self._path}, line {min(self._line, self._num_lines)}: {sentence}.")
 
     def next_letter(self) -> str:
-        """Return the next character that is not white space, without stepping over it; empty at the end of the file."""
+        """Return the next character that is not white space, without a step over it; empty at the end of the file."""
         while True:
             space = _SPACE.match(self._text, self._at)
             assert space is not None
@@ -62,7 +65,7 @@ class _Position:
                 return self._text[self._at : self._at + 1]
 
     def take(self, letter: str) -> None:
-        """Step over `letter`; raise an error if another character comes next."""
+        """Step over `letter`. Another character there is an error."""
         found = self.next_letter()
         if not found:
             raise self.error(_CUT_OFF)
@@ -109,7 +112,6 @@ class _Position:
         self._at = at
 
     def _read_on(self, num_letters: int) -> bool:
-        """Append more of the file to the remaining text; return False at the end of the file."""
         more, length = [self._text[self._at :]], 0
         while length < num_letters:
             piece = next(self._pieces, "")
@@ -122,7 +124,7 @@ class _Position:
 
 
 def _pieces(lines: list[str]) -> Iterator[str]:
-    """Yield the text of `lines` in pieces, since the whole file may be one line."""
+    """Yield the text of `lines` in pieces, because the whole file may be one line."""
     for line in lines:
         for start in range(0, len(line), _AT_ONCE):
             yield line[start : start + _AT_ONCE]

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 HASH_TOKENS = 512
-"""Number of tokens of one hash; the last hash of a prompt may cover fewer."""
+"""Number of tokens per hash. The last hash of a prompt may cover fewer."""
 _MOST_MS = 1e15
-"""Maximum pause before a turn, in milliseconds."""
+"""Longest pause before a turn, in milliseconds."""
 
 
 def looks_like(source: TextSource) -> bool:
-    """Tell whether the first line is an object with Mooncake's fields, whose `hash_ids`, if given, are a list."""
+    """Tell whether the first line is an object with Mooncake's fields, whose `hash_ids` are a list or missing."""
     first = source.first_object()
     return {"timestamp", "input_length", "output_length"} <= first.keys() and isinstance(
         first.get("hash_ids", []), list
@@ -54,12 +54,11 @@ class _Lines:
             source=source, kind="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS, turns=self._turns
         )
         self._stamp_ms: list[float | None] = []
-        """Time of each request in the file; None for a request without a time."""
+        """Time of each request in the file; None for a request without one."""
         self._images = ImageColumn()
         self._has_names = "request_id" in source.first_object()
 
     def add(self, row: SourceRow) -> None:
-        """Add the request of one line."""
         requests, turns = self._requests, self._turns
         session, name, names = (row.fields.get(key) for key in ("session_id", "request_id", "wait_for"))
         texts = (session, name, *names) if isinstance(names, list) else (session, name, names)
@@ -88,11 +87,10 @@ class _Lines:
         return (name or f"line-{row.line}") if self._has_names else None
 
     def workload(self) -> Workload:
-        """Return the requests."""
         return self._requests.workload()
 
     def _pause_s(self, row: SourceRow, after: int, *, stated: bool) -> float:
-        """Return the seconds before a turn: the pause that its line states, else the time between the lines."""
+        """Return the seconds before a turn: the pause in its row. Without one, the time between the two rows."""
         given = (row.fields.get(name) for name in ("delay", "delay_ms", "tool_wait_ms"))
         pauses = [pause for pause in given if pause is not None]
         if not all(isinstance(ms, int | float) and not isinstance(ms, bool) and 0 <= ms < _MOST_MS for ms in pauses):
@@ -103,7 +101,9 @@ class _Lines:
         return max(stamp - before, 0) / 1e3
 
     def _history(self, after: int) -> int:
-        """Return how many leading tokens of the newest prompt repeat prompt and answer of the turn `after`."""
+        """Return the number of leading tokens of the newest prompt that repeat prompt and answer of the turn
+        `after`.
+        """
         if after == NONE:
             return 0
         requests = self._requests

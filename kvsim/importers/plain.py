@@ -26,17 +26,17 @@ if TYPE_CHECKING:
     from kvsim.workload import Image, Workload
 
 _UNSHIFTED = ("arrival_s", "arrived_at")
-"""Names of columns in kvsim and Vidur whose times count from the beginning of the workload, and are not moved."""
+"""Names of columns, of kvsim and of Vidur, whose times count from the beginning of the workload and are not moved."""
 _EXAMPLE = "0.5,200,100"
 _INT32 = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """Published CSV trace, whose columns have fixed names."""
+    """Published CSV trace with fixed names of columns."""
 
     kind: str
-    """Kind of the file: "Azure LLM inference trace"."""
+    """Kind of the file for descriptions, such as "Azure LLM inference trace"."""
     columns: Mapping[str, str]
     """Name of each column in the file, by kvsim's name, which states the unit of times."""
     alone: bool = False
@@ -48,7 +48,7 @@ class Published:
         return source.header == names if self.alone else set(names) <= set(source.header)
 
     def read(self, source: TextSource) -> Workload:
-        """Return the requests of all models, from the first arrival; rows need not be in order of time."""
+        """Return the requests of all models, with times from the first arrival. Rows need not be in order of time."""
         return _read(source, _Names.of(source, self.columns), self.kind)
 
 
@@ -65,8 +65,9 @@ BURSTGPT = Published(
     kind="BurstGPT",
     columns={"arrival_s": "Timestamp", "prompt_tokens": "Request tokens", "output_tokens": "Response tokens"},
 )
-"""HPMLL/BurstGPT: two months and more of ChatGPT and GPT-4 requests, in seconds since the first day of the trace. A
-failed request has no output.
+"""HPMLL/BurstGPT: two months and more of ChatGPT and GPT-4 requests, in seconds since the first day of the trace.
+
+A failed request has no output.
 """
 
 VIDUR = Published(
@@ -77,22 +78,22 @@ VIDUR = Published(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """Names of kvsim's columns in one file. A file without arrivals has only lengths."""
+    """Names in one file of kvsim's columns. `arrival` is None for a file that has only lengths."""
 
     arrival: str | None
     unit: str | None
-    """Unit of the arrivals; None if it is not stated."""
+    """Unit of the arrivals; None if none is stated."""
     given_by_user: bool
-    """True if the user has stated the column and unit of the arrivals."""
+    """True if the user has named the column of the arrivals, and so its unit."""
     is_published: bool
-    """True if the arrivals are those of a published format, which states their unit."""
+    """True if a published format defines the arrivals and their unit."""
     prompt: str
     output: str
     optional: Mapping[str, str]
 
     @classmethod
     def of(cls, source: TextSource, columns: Mapping[str, str], *, settled: bool = False) -> _Names:
-        """Find the columns of `source` by name, or as given in `columns`; with `settled`, the user gave these."""
+        """Find the columns of `source` by name, or as in `columns`. With `settled`, the user has given `columns`."""
         absent = [theirs for theirs in columns.values() if theirs not in source.header]
         if absent:
             raise WorkloadError(
@@ -176,13 +177,12 @@ def _checked(columns: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def _ours(name: str) -> str:
-    """Return kvsim's column for `name`; the name of a column of times may end in a unit: `arrival_ms`."""
+    """Return kvsim's column for `name`. The name of a column of times may end in a unit: `arrival_ms`."""
     known = meaning(name)
     return name if known is None or known.ours != "arrival_s" else known.ours
 
 
 def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
-    """Read the file with the columns `names`; `published` is the kind of a published trace, else None."""
     turns = TurnLines() if "after" in names.optional else None
     if turns is not None and (names.arrival is None or "id" not in names.optional):
         raise WorkloadError(f"{source.path}, line 1: the column after needs the columns id and arrival_s; add them.")
@@ -220,7 +220,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
 def _add(
     requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int], images: ImageColumn
 ) -> None:
-    """Add the request of a row; `lines_by_id` has the lines of all ids that were read before."""
+    """Add the request of a row. `lines_by_id` has the line of each id that was read before."""
     output_tokens = row.whole(names.output)
     arrival = None if names.arrival is None else row.fields[names.arrival]
     if not names.optional:
@@ -264,7 +264,7 @@ def _images(
 ) -> tuple[list[Image], int]:
     """Return the images of a request, and the tokens that they add to its `prompt_tokens` tokens of text.
 
-    A turn that waits for the turn `after` begins with the images of its history. The images of its own line follow.
+    A turn that waits for the turn `after` begins with the images of its history. Those in its own row follow.
     """
     if after == NONE:
         return images.read(row, prompt_tokens, prefix_tokens)

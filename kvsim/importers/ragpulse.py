@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNIT_TOKENS = 16
 _LONGEST_PROMPT = 1 << 24
-"""Maximum tokens of a prompt, more than any model's context; more would make too many hashes."""
+"""Largest number of tokens of a prompt: above any model's context, and so that hashes are not too many."""
 _LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 
@@ -33,7 +33,7 @@ def looks_like(source: TextSource) -> bool:
 def read(source: TextSource) -> Workload:
     """Return the requests, with prefix hits where two prompts begin with the same chunks.
 
-    Two prompts share a unit of 16 tokens only if they have the same chunks up to and including the chunk in which the
+    Two prompts share a unit of 16 tokens only if they have the same chunks up to and including the one in which the
     unit ends.
     """
     chunk_tokens = _chunk_tokens(source)
@@ -61,11 +61,7 @@ def read(source: TextSource) -> Workload:
 
 
 def _hashes(chunks: Iterable[tuple[int, int]], prompt_tokens: int, hash_of: dict[Hashable, int]) -> list[int]:
-    """Return a number for each full unit of a prompt.
-
-    The n-th units of two prompts have the same number if both prompts have the same chunks up to and including the one
-    in which the unit ends.
-    """
+    """Return a number for each full unit of a prompt, equal in two prompts if they share the unit."""
     hashes: list[int] = []
     end, chain = 0, -1
     for chunk, tokens in chunks:

@@ -22,7 +22,7 @@ _MOST_LISTED = 5
 
 
 def read_profile(path: str | os.PathLike[str]) -> Varying:
-    """Return the profile in the CSV file `path`; it repeats at its end.
+    """Return the profile in the CSV file `path`, which begins anew after its end.
 
     Raises:
         WorkloadError: the time or rate column is missing or ambiguous, or rows are invalid.
@@ -66,7 +66,9 @@ def _column(source: TextSource, names: Mapping[str, float]) -> str:
 
 
 def _number(row: SourceRow, name: str, wrong: list[str]) -> list[float]:
-    """Return the number in field `name` as a list; if invalid, append the error to `wrong` and return an empty list."""
+    """Return a list with the number in field `name`. If it is invalid, append an error to `wrong` and return an empty
+    list.
+    """
     try:
         return [row.number(name)]
     except WorkloadError as error:

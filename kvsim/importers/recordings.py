@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 
 def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True) -> Workload:
-    """Return the requests of `recording`, with their measured lengths and the times at which they were sent.
+    """Return the requests of `recording` that have outputs, with their measured lengths and the times at which they
+    were sent.
 
-    A recording that lacks these times has those at which the engine took the requests.
-    By default, a turn of a session waits for the simulated answer before it, so that a slower server receives it later.
-    If not `waiting`, it arrives at its recorded time, or when the answer before it is complete, if that is later.
+    A recording without these times has those at which the engine took the requests. Without `waiting`, a turn of a
+    session arrives at its recorded time, or later when the answer before it is complete. With `waiting`, it waits for
+    that answer and its pause only, so that a slower server gets it later.
 
     Raises:
-        WorkloadError: no request of the recording has any output.
+        WorkloadError: no request of the recording has an output.
     """
     requests = recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
@@ -58,6 +59,5 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
 
 
 def _images(images: PromptImages, num_requests: int) -> Images:
-    """Return the images of a recording, in tokens of the model that it served."""
     offsets = np.searchsorted(images.request, np.arange(num_requests + 1))
     return Images(offsets=offsets, content=images.image, place=images.place, tokens=images.tokens)

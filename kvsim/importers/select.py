@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthLimits:
-    """Bounds, inclusive, on the lengths of requests to keep, in tokens."""
+    """Bounds, both included, on the lengths in tokens of requests to keep."""
 
     min_tokens: int = 1
-    """Minimum tokens of a prompt, and of an output."""
+    """Least number of tokens of a prompt, and of an output."""
     max_prompt_tokens: int | None = None
     max_total_tokens: int | None = None
-    """Maximum tokens of a prompt and its output together."""
+    """Largest number of tokens of a prompt and its output together."""
 
     def __str__(self) -> str:
         rules = [f"prompts and answers of at least {self.min_tokens:,} tokens"]
@@ -34,9 +34,9 @@ class LengthLimits:
 
 
 def within(workload: Workload, limits: LengthLimits) -> Workload:
-    """Return the requests of `workload` within `limits`; the description counts the others.
+    """Return the requests of `workload` within `limits`. The description counts the others.
 
-    A turn that waits for a turn outside the limits is left out, too.
+    A turn is also left out if it waits for a turn that is left out.
 
     Raises:
         WorkloadError: no request is within the limits.
@@ -57,9 +57,9 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
 
 
 def first(workload: Workload, num_requests: int) -> Workload:
-    """Return the first `num_requests` requests of `workload`, or all if there are fewer.
+    """Return the first `num_requests` requests of `workload`; all if there are fewer.
 
-    If requests are left out, the description states the number of requests that are kept.
+    If requests are left out, the description states the number of those kept.
 
     Raises:
         UsageError: `num_requests` is below 1.
@@ -71,9 +71,9 @@ def first(workload: Workload, num_requests: int) -> Workload:
 
 
 def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
-    """Return the requests of `workload` in order, with arrival times drawn from `arrivals` and `seed`.
+    """Return the requests of `workload` in order, with random arrival times: `arrivals` with the random `seed`.
 
-    In a session, only the first turn gets an arrival time; the others wait for answers.
+    In a session, only the first turn gets an arrival time, because the others wait for answers.
 
     Raises:
         UsageError: the seed is negative.

@@ -1,4 +1,4 @@
-"""Reader of ShareGPT conversations; lengths that are not stated are estimated from the number of characters."""
+"""Reader of ShareGPT conversations. Lengths that are not stated are estimated from the number of characters."""
 
 from __future__ import annotations
 
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 CHARS_PER_TOKEN = 4.0
-"""Mean characters per token of English text with byte-pair vocabularies; lower for code and other languages."""
+"""Mean number of characters per token of English text with byte-pair vocabularies. It is lower for code and other
+languages.
+"""
 _HEAD = 20_000
-"""Number of characters at the beginning of a file that are searched to recognise the format."""
+"""Number of characters at the beginning of a file that are searched for the format."""
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")
 
 
 def looks_like(source: TextSource) -> bool:
-    """Tell whether the file begins like a list of objects with conversations, or like lines of such objects."""
+    """Tell whether the file begins as a list of objects with conversations, or as lines of such objects."""
     head = "".join(line[:_HEAD] for line in source.lines[:50])[:_HEAD]
     return head.lstrip().startswith(("[", "{")) and '"conversations"' in head
 
 
 def read(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
-    """Return the first question and answer of each conversation; all arrive at once.
+    """Return the first question and answer of each conversation. All arrive at once.
 
-    The length of a turn is its field `tokens`, or else its characters divided by `chars_per_token`, rounded up.
+    The length of a message is its field `tokens`; without it, its characters divided by `chars_per_token`, rounded up.
     Conversations without a question followed by an answer are counted and left out.
     """
     if not 0 < chars_per_token < float("inf"):
@@ -49,9 +51,9 @@ def read(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Wor
 
 
 def read_turns(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) -> Workload:
-    """Return every answer of each conversation as a turn without a pause; its prompt is everything said before.
+    """Return every answer of each conversation as a turn without a pause. Its prompt is everything said before.
 
-    Lengths are as in `read`; conversations without an answer are counted and left out.
+    Lengths are as in `read`. Conversations without an answer are counted and left out.
     """
     turns, guessed = TurnLines(), 0
     requests = RequestCollector(source=source, kind="ShareGPT, all turns", turns=turns)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _MOST_DIGITS = 20
-"""Maximum digits of a whole number that fits into any column."""
+"""Largest number of digits of a whole number that fits into some column."""
 _FEW_DIGITS = 9
-"""Largest number of digits with which every number fits into any column."""
+"""Largest number of digits with which every number fits into every column."""
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _LONGEST_LINE = 1 << 20
-"""Maximum characters of a CSV line; a line of commas would have a field for each character."""
+"""Largest number of characters of a CSV line. A line of commas would have a field for each."""
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = {
     b"\x28\xb5\x2f\xfd": "packed with zstd", b"BZh": "packed with bzip2", b"\xfd7zXZ\0": "packed with xz",
@@ -38,7 +38,7 @@ _UNREADABLE = {
     b"7z\xbc\xaf\x27\x1c": "packed with 7z", b"\xd0\xcf\x11\xe0": "a spreadsheet", b"SQLite format 3": "a database",
     b"\xff\xfe": "text in UTF-16", b"\xfe\xff": "text in UTF-16", b"ARROW1": "an Arrow file", b"%PDF": "a PDF document",
 }  # fmt: skip
-"""First bytes of files that are not supported, each with the words for them in the error message."""
+"""First bytes of kinds of files that are not supported, and words for each kind in errors."""
 _NUMBER = re.compile(r"\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
@@ -93,11 +93,11 @@ class TextSource:
 
     @property
     def delimiter(self) -> str:
-        """Separator of the CSV fields: comma, semicolon or tab, the most frequent in the first line."""
+        """Separator of the CSV fields: comma, semicolon or tab, whichever is most frequent in the first line."""
         return max(",;\t", key=self.lines[0].count)
 
     def first_object(self) -> dict[str, Any]:
-        """Return the first line as a JSON object, or an empty object if it is not one."""
+        """Return the first line as a JSON object; an empty object if it is none."""
         if not self.lines[0].lstrip().startswith("{"):
             return {}
         try:
@@ -109,12 +109,18 @@ class TextSource:
         return document
 
     def csv_rows(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[SourceRow]:
-        """Yield the rows of a CSV file that has at least these columns, in any order."""
+        """Yield the rows of a CSV file that has at least the columns `required`, in any order.
+
+        `optional` are further columns to read, if the file has them.
+
+        Raises:
+            WorkloadError: a column is missing, or a line is no CSV row.
+        """
         for block in self.csv_blocks(required, optional):
             yield from block.rows()
 
     def csv_blocks(self, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Iterator[CsvBlock]:
-        """Yield the rows of a CSV file in blocks of some thousands, with the checks of `csv_rows`."""
+        """Yield the rows of a CSV file in blocks of some thousands; see `csv_rows`."""
         columns = self.header
         missing = [name for name in required if name not in columns]
         if missing:
@@ -146,7 +152,11 @@ class TextSource:
             more = len(block.lines) == _ROWS_AT_ONCE
 
     def json_rows(self) -> Iterator[SourceRow]:
-        """Yield the objects of a JSON Lines file, one per line."""
+        """Yield the objects of a JSON Lines file, one per line.
+
+        Raises:
+            WorkloadError: a line is no JSON object, or two of its keys denote one quantity.
+        """
         for number, line in enumerate(self.lines, 1):
             try:
                 document = parse(line)
@@ -178,7 +188,7 @@ def _decoded(file: Path, content: bytes) -> Iterator[str]:
     """Yield the decoded lines of `content`.
 
     Lines are decoded one by one, because Python stores a text with a single rare character in four bytes per character.
-    `str.splitlines` is not used, because it splits at more separators than editors count as lines.
+    `str.splitlines` would split at more separators than editors count as lines.
     """
     for number, line in enumerate(io.BytesIO(content), 1):
         try:
@@ -199,7 +209,7 @@ class CsvBlock(NamedTuple):
     """Line in which each row ends."""
 
     def rows(self) -> Iterator[SourceRow]:
-        """Yield the rows."""
+        """Yield the rows one by one."""
         for line, fields in zip(self.lines, self.fields, strict=True):
             if len(fields) != len(self.columns):
                 raise WorkloadError(
@@ -209,7 +219,7 @@ class CsvBlock(NamedTuple):
             yield SourceRow(path=self.path, line=line, fields=dict(zip(self.columns, fields, strict=True)))
 
     def texts(self, name: str) -> list[str] | None:
-        """Return the fields of the column `name`; None if a row has more or fewer fields than there are columns."""
+        """Return the column `name`; None if a row has more or fewer fields than there are columns."""
         if any(len(fields) != len(self.columns) for fields in self.fields):
             return None
         nth = self.columns.index(name)
@@ -225,7 +235,7 @@ class CsvBlock(NamedTuple):
 
 
 class SourceRow(NamedTuple):
-    """One request of a file, with its line number; a tuple, because a file may have ten million."""
+    """One request of a file, with its line. It is a tuple, because a file may have ten million."""
 
     path: Path
     line: int

@@ -1,4 +1,4 @@
-"""Collector of the waits between the requests of a file: for the previous turn of a session, or for named requests."""
+"""Collector of the waits between the requests of a file: for the turn before in a session, or for named requests."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TurnLines:
-    """Turns of one file, in the order of its lines; turns of failed requests are left out."""
+    """Turns of one file, in the order of its rows, without requests that have no prompt or no output."""
 
     after: list[int] = field(default_factory=list)
     pause_s: list[float] = field(default_factory=list)
     history_tokens: list[int] = field(default_factory=list)
     also_after: list[list[int]] = field(default_factory=list)
     _row_of: dict[str, int] = field(default_factory=dict)
-    """Row of each named request."""
     _last_of: dict[str, int] = field(default_factory=dict)
-    """Row of the last turn of each session that was read."""
+    """Row of the latest turn of each session."""
 
     def before(self, row: SourceRow, session: str | None, names: list[str]) -> int:
-        """Return the index of the request that `row` waits for; NONE if it waits for none.
+        """Return the index of the request for which `row` waits; NONE if it waits for none.
 
-        It is the latest of the requests with one of the `names`; without names, the latest request of the `session`.
+        It is the latest of the requests `names`; without names, the latest request of the `session`.
+
+        Raises:
+            WorkloadError: no earlier row has one of the names.
         """
         unknown = [name for name in names if name not in self._row_of]
         if unknown:
@@ -55,7 +57,7 @@ class TurnLines:
         session: str | None,
         names: Sequence[str] = (),
     ) -> None:
-        """Add the turn of the next request, which waits for request `after` and for all `names`."""
+        """Add the turn of the next request, which waits for request `after` and for all requests `names`."""
         self.also_after.append([other for each in dict.fromkeys(names) if (other := self._row_of[each]) != after])
         row = len(self.after)
         self.after.append(after)

@@ -27,6 +27,9 @@ def read(source: TextSource) -> Workload:
     """Return the answered requests, with the times at which the benchmark sent them.
 
     Older versions do not save these times. The requests are then spaced evenly at the requested rate.
+
+    Raises:
+        WorkloadError: the file has several results, or was not written with --save-detailed.
     """
     if any(line.startswith("{") for line in source.lines[1:]):
         raise WorkloadError(

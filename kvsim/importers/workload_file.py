@@ -1,4 +1,4 @@
-"""Workloads as Parquet files, the output of `kvsim import`; reading one restores the workload without loss."""
+"""Workloads as Parquet files, the output of `kvsim import`. Reading one restores the workload without loss."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "kvsim-workload", 1
 _TURNS = (("after", "int32"), ("pause_s", "float64"), ("history_tokens", "int32"))
 _IMAGES = ("content", "place", "tokens", "width", "height")
-"""Columns of images, with a list per request; their names in the file begin with `image_`."""
+"""Columns of images, with a list per request. Their names in the file begin with `image_`."""
 _SCALARS = ("prompt_tokens", "output_tokens", "max_tokens", "priority", "prefix_group", "prefix_tokens")
 
 
 def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write `workload` to the file `path`, which appears once it is complete.
+    """Write `workload` to the file `path`, which appears when it is complete.
 
     Raises:
         UsageError: the file cannot be written.
@@ -70,7 +70,11 @@ def write_workload(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def read(path: str | os.PathLike[str]) -> Workload:
-    """Read the workload in the file `path`."""
+    """Read the workload in the file `path`.
+
+    Raises:
+        WorkloadError: it is no such file, or it is damaged.
+    """
     import pyarrow as pa  # noqa: PLC0415
 
     from kvsim.files.arrow_columns import to_numpy  # noqa: PLC0415
@@ -116,7 +120,6 @@ def read(path: str | os.PathLike[str]) -> Workload:
 
 
 def _images(table: pa.Table, path: str | os.PathLike[str]) -> Images | None:
-    """Return the images; None if the file has no columns of images."""
     there = [name for name in _IMAGES if f"image_{name}" in table.column_names]
     if not there:
         return None

@@ -11,11 +11,15 @@ from kvsim.errors import UsageError
 
 DEFAULT_HOST = "127.0.0.1"
 _ANSWER_S = 2.0
-"""Maximum seconds for the answer of a web server. A publisher of events answers at once, and not in HTTP."""
+"""Longest time in seconds for the answer of a web server. A publisher of events answers at once, and not in HTTP."""
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """Parse `HOST:PORT`, or `PORT` on the loopback interface."""
+    """Return host and port of `HOST:PORT`, or of `PORT` on the loopback interface.
+
+    Raises:
+        UsageError: `text` is neither.
+    """
     host, _, port = text.rpartition(":")
     if not (port.isascii() and port.isdigit() and len(port) <= 5 and int(port) < 65536):
         raise UsageError(f"{text!r} is not an address; it should be HOST:PORT, or PORT on this machine.")
@@ -23,7 +27,7 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def page_of(address: str) -> str | None:
-    """Return the metrics page at `address`, or None if no web server answers there."""
+    """Return the address of the metrics page at `address`; None if no web server answers there."""
     if address.startswith(("http://", "https://")):
         return address
     host, port = parse_address(address)
@@ -42,9 +46,9 @@ def page_of(address: str) -> str | None:
 
 
 def hang_up_later(connection: socket.socket, seconds: float) -> None:
-    """End all reads and writes of `connection` after some `seconds`, if it is still open.
+    """End all reads and writes of `connection` after this many `seconds`, if it is still open.
 
-    A socket timeout restarts with every byte, so that a slow server could keep a connection open forever.
+    A socket timeout begins anew with every byte, so a slow server could keep a connection open forever.
     """
 
     def hang_up() -> None:

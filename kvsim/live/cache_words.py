@@ -15,9 +15,9 @@ _PUBLISH = (
 
 
 def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
-    """Describe the cached blocks, the time for which blocks stay cached, and shared prefixes.
+    """Return sentences on the cached blocks, the time for which blocks stay cached, and shared prefixes.
 
-    `num_blocks` is the size of the pool; None if unknown.
+    `num_blocks` is the number of blocks in the pool; None if unknown.
     """
     of = f" of {num_blocks:,}" if num_blocks else ""
     share = f", {100 * look.num_blocks / num_blocks:.0f} % of the pool" if num_blocks else ""
@@ -42,7 +42,7 @@ def cache_facts(look: CacheLook, num_blocks: int | None) -> tuple[str, ...]:
 
 
 def cache_limits(look: CacheLook) -> tuple[str, ...]:
-    """Describe the facts that the events do not contain, or that were lost."""
+    """Return clauses on what the events do not contain, and on what was lost."""
     limits = [
         "which request holds a block, and the blocks that keep no prefix: events are about the prefix cache alone"
     ]

@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 
 _CONNECT_S = 5.0
 _COMPLETE_S, _PAUSE_S = 0.1, 0.002
-"""Maximum seconds to wait until a change has been received completely, and seconds between two checks."""
+"""Longest time in seconds to wait for the rest of a change that is received in part, and seconds between two checks."""
 
 
 class LiveFeed:
     """Events of a running server, collected by a thread until `close`."""
 
     def __init__(self, address: str, *, tail_steps: int = TAIL_STEPS) -> None:
-        """Connect to the publisher at `address`. Excerpts may begin at every `tail_steps`-th step."""
+        """Connect to the publisher at `address`. An excerpt may begin at every `tail_steps`-th step.
+
+        Raises:
+            RecordingError: nothing is published there.
+        """
         self.name = address
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
@@ -60,7 +64,10 @@ class LiveFeed:
         return time.monotonic() - self._heard_s
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, including all steps since the last call; None before the server's first step."""
+        """Return the last steps, among them all since the last call; None before the server's first step.
+
+        If no new steps can be had at once, the result is that of the last call.
+        """
         self._shown = self._taken(self._follower.recent) or self._shown
         return self._shown
 
@@ -78,7 +85,7 @@ class LiveFeed:
         self._thread.join(timeout=_CONNECT_S)
 
     def _taken(self, take: Callable[[], Excerpt | None]) -> Excerpt | None:
-        """Call `take` once the last change has been received completely; return None if that takes too long."""
+        """Call `take` once no change is received in part; return None if that takes too long, or if `take` fails."""
         last_s = time.monotonic() + _COMPLETE_S
         while self.ended is None or self._follower.is_complete:
             with self._lock:

@@ -22,24 +22,24 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.provenance import meta_from_document
 
 TAIL_STEPS = 1_024
-"""Number of steps between two moments at which an excerpt may begin, and minimum number of steps in an excerpt."""
+"""Number of steps between two moments at which an excerpt may begin, and least number of steps in an excerpt."""
 TAIL_VALUES = 32_768
 """Number of new table rows after which an excerpt may begin before `TAIL_STEPS` steps have passed."""
 MAX_STEPS = 50_000
-"""Maximum number of steps that are kept; beyond it, the first half is dropped."""
+"""Largest number of steps that are kept; beyond it, the first half is dropped."""
 MAX_VALUES = 4_000_000
-"""Maximum number of kept table rows and prompt hashes; a server that needs more at once is not followed."""
+"""Largest number of table rows and prompt hashes that are kept. A server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
-"""Maximum number of requests that are kept."""
+"""Largest number of requests that are kept."""
 _WEIGHED_BYTES = 1 << 18
-"""Received bytes between two checks against `MAX_VALUES`; a byte adds less than one table row or hash."""
+"""Number of received bytes between two checks against `MAX_VALUES`. One byte adds less than one row or hash."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
-"""Maximum number of units of a pool that is shown live."""
+"""Largest number of units of a pool that is shown live."""
 
 
 class EventFollower:
-    """Receiver of events. After an error it accepts no further events; the events before the error stay available."""
+    """Receiver of events. After an error it accepts no more events, and keeps those before the error."""
 
     def __init__(self, source: str, *, tail_steps: int = TAIL_STEPS) -> None:
         """Args:
@@ -49,16 +49,15 @@ class EventFollower:
         self._source, self._tail_steps = source, tail_steps
         self._mirror = Mirror()
         self._windows = [_Window()]
-        """Current window; once it is half full, also a second window, which will replace it."""
+        """Current window; once it is half full, also the window that will replace it."""
         self._meta: Meta | None = None
         self._seen_steps = 0
         """Number of steps that the server had run at the last call of `recent`."""
         self._unweighed_bytes = 0
-        """Bytes received since the last check against `MAX_VALUES`."""
         self._marks_changes = False
-        """True if the server has sent an empty line; older recorders send none."""
+        """True if the server has sent an empty line. Older recorders send none."""
         self.is_complete = True
-        """False while a change of the engine's state is received in part; always True with older recorders."""
+        """False while a change of the engine's state is received in part. Always True with older recorders."""
 
     @property
     def joined(self) -> bool:
@@ -66,7 +65,11 @@ class EventFollower:
         return self._windows[0].numbers is not None
 
     def hear(self, text: bytes) -> None:
-        """Process one line; an empty line marks that a change of the engine's state is complete."""
+        """Apply one line. An empty line marks that a change of the engine's state is complete.
+
+        Raises:
+            RecordingError: the line is no event, or does not follow from those before it.
+        """
         self._marks_changes |= text == b"\n"
         self.is_complete = not self._marks_changes or text == b"\n"
         if text == b"\n":
@@ -93,7 +96,7 @@ class EventFollower:
                 raise RecordingError(_TOO_MUCH)
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, including all kept steps since the last call; None before the first step."""
+        """Return the last steps, among them all kept steps since the last call; None before the first step."""
         cut, *_ = [window.cut_before(self._seen_steps) for window in self._windows]
         found = None if cut is None else tail(self._windows[0].builder, cut, self._source)
         if found is None:
@@ -123,7 +126,6 @@ class EventFollower:
         return meta
 
     def _roll(self) -> None:
-        """Start a second window when the current window is half full; replace the current window when it is full."""
         if len(self._windows) == 1 and self._windows[0].is_full(0.5):
             self._windows.append(self._window())
         if self._windows[0].is_full(1):
@@ -140,7 +142,6 @@ class EventFollower:
         return window
 
     def _cut(self) -> None:
-        """Mark the current moment as one at which excerpts may begin."""
         assert self._meta is not None
         before = self._window()
         recording, next_seq = before.recording(self._meta, self._source), before.builder.mark().seq + 1
@@ -156,24 +157,27 @@ class EventFollower:
 
 
 class _Window:
-    """Recording that begins in the middle of a server's run. Requests and steps are numbered from its beginning."""
+    """Recording that begins in the middle of a server's run. Requests and steps are numbered from its beginning.
+
+    A cut is a moment at which an excerpt of the window may begin.
+    """
 
     def __init__(self) -> None:
         self.builder = RecordingBuilder()
         self.numbers: _LocalNumbers | None = None
-        """Mapping from the server's numbers; None while a snapshot is read, because snapshots have local numbers."""
+        """Mapping from the server's numbers. None while a snapshot is read, because snapshots have local numbers."""
         self.first_step = 0
-        """Number of steps that the server had run before this recording."""
+        """Number of steps that the server had run before the recording begins."""
         self.num_before = 0
-        """Number of leading steps of this recording that summarize the server's earlier steps: 0 or 1."""
+        """1 if the first step of the recording stands in for all earlier steps of the server, otherwise 0."""
         self.cached: list[int] = []
         """Free blocks with a cached prefix when the recording begins."""
         self.computed: list[int] = []
-        """Largest number of tokens computed so far for each request that is present when the recording begins."""
+        """Largest number of tokens computed before, for each request that is present when the recording begins."""
         self.images: list[list[int]] = []
-        """Number and encoder outputs of the images in the encoder cache when the recording begins."""
+        """Number and encoder outputs of each image in the encoder cache when the recording begins."""
         self.cuts: list[Cut] = []
-        """Moments at which an excerpt may begin, in order."""
+        """Cuts that may still be used, in order."""
 
     def recording(self, meta: Meta, name: str) -> Recording:
         """Return all steps, with the provenance of the server."""
@@ -189,13 +193,17 @@ class _Window:
         )
 
     def is_due(self, num_steps: int) -> bool:
-        """Tell whether enough steps or rows have been received since the last cut."""
+        """Tell whether enough steps or rows have come since the last cut for another one."""
         mark = self.cuts[-1].mark if self.cuts else None
         steps, rows = (mark.num_steps, mark.num_memory_rows) if mark is not None else (self.num_before, 0)
         return self.builder.num_steps - steps >= num_steps or self.builder.num_memory_rows - rows >= TAIL_VALUES
 
     def cut_before(self, seen_steps: int) -> Cut | None:
-        """Return the latest cut before step `seen_steps`, but not the newest cut of all; drop cuts before it."""
+        """Return the latest usable cut before the server's step `seen_steps`; None if there is none. Forget all earlier
+        cuts.
+
+        The newest cut is not usable, so that an excerpt has at least the steps between two cuts.
+        """
         usable = [number for number, cut in enumerate(self.cuts[:-1]) if cut.step < seen_steps]
         if not usable:
             return None
@@ -203,12 +211,12 @@ class _Window:
         return self.cuts[0]
 
     def rows(self, server_rows: list[int]) -> list[int]:
-        """Return the local numbers of requests."""
+        """Return the local numbers of the requests `server_rows`."""
         assert self.numbers is not None
         return self.numbers.ours(server_rows)
 
     def apply(self, event: list[Any]) -> None:
-        """Apply one event with the server's numbers."""
+        """Apply one event that has the server's numbers."""
         if event[0] == "meta":
             self.cached, self.computed = event[1].get("initial_cached", []), event[1].get("initial_computed", [])
             self.images = event[1].get("initial_images", [])
@@ -224,10 +232,18 @@ class _Window:
 
 
 class _LocalNumbers:
-    """Mapping of the server's numbers of requests and steps to local ones, which begin with the snapshot."""
+    """Mapping from the ids of requests and steps on the server to local ids.
+
+    Local ids of requests count from 0, first those in the snapshot, then those that arrive.
+    """
 
     def __init__(self, builder: RecordingBuilder, rows: list[int], next_row: int, next_step: int) -> None:
-        """`rows` are the requests of a snapshot, in the server's numbers; `next_row` and `next_step` come next."""
+        """Args:
+        builder: has the steps of the snapshot.
+        rows: ids on the server of the requests in the snapshot, in its order.
+        next_row: id on the server of the next request.
+        next_step: id on the server of the next step.
+        """
         self._row = {row: local for local, row in enumerate(rows)}
         self._next_row = next_row
         self._next_local = len(rows)
@@ -235,11 +251,11 @@ class _LocalNumbers:
         self._first_step = next_step
 
     def ours(self, rows: list[int]) -> list[int]:
-        """Return the local numbers of requests."""
+        """Return the local ids of the requests `rows`."""
         return [self._row[row] for row in rows]
 
     def translate(self, event: list[Any]) -> list[Any] | None:
-        """Return the event with local numbers; None for a step before the snapshot."""
+        """Return the event with local ids; None for an event of a step before the snapshot."""
         match event:
             case ["encoder", kind, row, image]:
                 return ["encoder", kind, self._row[row] if row >= 0 else row, image]
@@ -256,10 +272,6 @@ class _LocalNumbers:
                 return self._translate_step(event)
 
     def _translate_step(self, event: list[Any]) -> list[Any] | None:
-        """Return an event of a step with local numbers; None if the step is before the snapshot.
-
-        Other events are returned as they are.
-        """
         match event:
             case ["tokens", time_s, rows]:
                 return ["tokens", time_s, self._rows_of(rows)]
@@ -273,6 +285,5 @@ class _LocalNumbers:
                 return event
 
     def _rows_of(self, rows: list[list[int]]) -> list[list[int]]:
-        """Return `rows` with local numbers of requests in place of the server's; the number is first in each."""
         ours = self._row
         return [[ours[row], *rest] for row, *rest in rows]

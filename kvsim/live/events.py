@@ -13,9 +13,8 @@ from typing import Any
 from kvsim.errors import RecordingError, shortened
 
 MAX_LINE_BYTES = 8 << 20
-"""Maximum bytes of a line; a line that lists a million free blocks has 7 MB."""
+"""Largest number of bytes of a line. A line that lists a million free blocks has 7 MB."""
 _MAX_NAME = 256
-"""Maximum characters of a request's id."""
 _LIMIT = 1 << 31
 _LATEST_S = 1e12
 _INT = {int}
@@ -24,7 +23,11 @@ _STATUSES = ("unfinished", "finished", "aborted", "refused")
 
 
 def parse(text: bytes) -> list[Any]:
-    """Return the event in one line."""
+    """Parse one line of a log, and return the event.
+
+    Raises:
+        RecordingError: the line is no event.
+    """
     try:
         event = _DECODER.decode(text.decode())
     except (ValueError, RecursionError):
@@ -35,7 +38,7 @@ def parse(text: bytes) -> list[Any]:
 
 
 def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch for each word
-    """Tell whether a list has the form of an event: a known kind, and arguments of valid types and sizes."""
+    """Tell whether a list is an event: a known kind, and arguments of valid types and ranges."""
     match event:
         case ["emit", request, time_s, count]:  # almost all events
             return _count(request) and _count(count) and _time(time_s)
@@ -72,7 +75,6 @@ def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch f
 
 
 def _is_of_memory(event: list[Any]) -> bool:
-    """Tell whether an event is about block tables or the prefix cache, and has the form of its kind."""
     match event:
         case ["append" | "share", request, position, list(units), *group]:
             return _counts([request, position, *group]) and _counts(units) and len(group) <= 1
@@ -93,7 +95,7 @@ def _are_rows(rows: object, length: int) -> bool:
 
 
 def _is_image(image: object) -> bool:
-    """Tell whether a value is an image of a prompt: number, place, tokens, and perhaps a list of runs."""
+    """Tell whether a value is an image of a prompt: number, place, tokens, and perhaps a list of ranges."""
     if not isinstance(image, list) or len(image) not in (3, 4):
         return False
     runs = image[3] if len(image) == 4 else []
@@ -121,8 +123,7 @@ def _refuse_constant(name: str) -> float:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
-"""JSON decoder that refuses NaN and infinity. It is shared, because constructing one takes longer than parsing a line.
-"""
+"""JSON decoder that refuses NaN and infinity. Making one takes longer than parsing a line, so it is shared."""
 
 
 def _quoted(text: bytes) -> str:

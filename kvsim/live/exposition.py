@@ -18,13 +18,13 @@ _END = re.compile(r"\s*\}")
 _VALUE = re.compile(r"\s+([^\s_]+)(?:\s+-?\d+)?\s*(?:#.*)?$")
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _MAX_LINE = 1 << 20
-"""Maximum characters of a line; vLLM's line with its whole configuration has hundreds of thousands."""
+"""Largest number of characters of a line. vLLM's line with its whole configuration has hundreds of thousands."""
 _MAX_SAMPLES = 50_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Value of one time series at the time of the page."""
+    """Value of one time series when the page was made."""
 
     name: str
     labels: dict[str, str]
@@ -32,7 +32,11 @@ class Sample:
 
 
 def samples(page: str, prefix: str) -> Iterator[Sample]:
-    """Yield the samples of `page` whose names begin with `prefix`."""
+    """Yield the samples of `page` whose names begin with `prefix`.
+
+    Raises:
+        RecordingError: such a line is no sample, a series occurs twice, or there are too many.
+    """
     number = 0
     seen: set[tuple[str, frozenset[tuple[str, str]]]] = set()
     for line in page.splitlines():
@@ -50,7 +54,7 @@ def samples(page: str, prefix: str) -> Iterator[Sample]:
 
 
 def kinds(page: str, prefix: str) -> dict[str, str]:
-    """Return the types declared in `page` for names that begin with `prefix`: counter, gauge, histogram and others."""
+    """Return the declared type, such as counter or gauge, of each metric of `page` whose name begins with `prefix`."""
     found: dict[str, str] = {}
     for line in page.splitlines():
         words = line.split()
@@ -63,7 +67,6 @@ def kinds(page: str, prefix: str) -> dict[str, str]:
 
 
 def _sample(line: str) -> Sample:
-    """Parse the sample in a line: a name, labels in braces if there are any, and a value."""
     name = _NAME.match(line) if len(line) <= _MAX_LINE else None
     if name is None:
         raise _no_sample(line)

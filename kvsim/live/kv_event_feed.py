@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PORT = 5557
-"""Port at which vLLM publishes, unless it is given another."""
+"""Port at which vLLM publishes by default."""
 _END = (-1).to_bytes(8, "big", signed=True)
 _POLL_MS = 100
 _REPLAY_S = 5.0
@@ -30,21 +30,21 @@ _WHAT = "Reading KV events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheLook:
-    """State of a server's prefix cache, from the KV events received so far."""
+    """State of a server's prefix cache, from the KV events received up to now."""
 
     num_blocks: int
-    """Number of known blocks in the GPU's prefix cache, in all KV-cache groups."""
+    """Number of known blocks in the GPU's prefix cache, those of all KV-cache groups."""
     num_tokens: int
     """Number of tokens in the known blocks of the first KV-cache group; other groups cache the same tokens."""
     elsewhere: tuple[tuple[str, int], ...]
-    """Number of blocks in each other medium, such as CPU."""
+    """Medium, such as CPU, and number of blocks there, for each medium but the GPU."""
     num_stored: int
     num_removed: int
     num_cleared: int
     ages_s: tuple[float, ...]
     """Seconds for which each of the last removed blocks was cached."""
     shared: tuple[tuple[int, int], ...]
-    """Prefixes that most cached blocks follow directly: the length in tokens, and the number of such blocks."""
+    """Prefixes that most cached blocks follow directly, at most three: length in tokens, and number of these blocks."""
     num_batches: int
     lost: int
     """Number of batches that were missed and not replayed."""
@@ -52,20 +52,24 @@ class CacheLook:
     """Number of batches that came from the replay endpoint."""
     restarts: int
     from_start: bool
-    """True if every batch since the server's start was received; otherwise older blocks are unknown."""
+    """True if every batch since the server's start was received. Otherwise, older blocks are unknown."""
     quiet_s: float
     """Seconds since the last batch."""
     blocks_of_ranks: tuple[int, ...] = ()
-    """Number of blocks of each data-parallel rank; empty if only one is followed."""
+    """Number of blocks of each data-parallel rank; empty if one rank is followed."""
     silent_ranks: tuple[int, ...] = ()
-    """Numbers of the ranks that have sent no batch; empty if only one is followed."""
+    """Ranks that have sent no batch; empty if one rank is followed."""
 
 
 class KvEventFeed:
     """Thread that follows the KV events of a server until `close`."""
 
     def __init__(self, address: str, *, replay: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Subscribe at `address`; request missed batches at the address `replay`, or not at all if it is None."""
+        """Subscribe at `address`. Missed batches are requested at the address `replay`; None: they are not requested.
+
+        Raises:
+            MissingExtraError: ZeroMQ or msgpack is not installed.
+        """
         try:
             import msgpack as _  # noqa: PLC0415, F401
             import zmq  # noqa: PLC0415
@@ -141,7 +145,7 @@ class KvEventFeed:
             self._socket.close(linger=0)
 
     def _hear(self, number: int, payload: bytes) -> None:
-        """Process a published batch; before it, request and process the batches that were missed."""
+        """Process a published batch, and before it those that were missed, if they can be requested."""
         # After a restart, numbers begin at 0 again, and the first batches may be missed until the socket has connected.
         # A batch that was replayed may come again, but it is not newer than what is known.
         is_first = number == 0 and not self._replayed
@@ -155,7 +159,6 @@ class KvEventFeed:
             self._take(number, payload)
 
     def _take(self, number: int, payload: bytes) -> None:
-        """Process the next batch, and count the batches that are missing before it."""
         with self._lock:
             missing = number - self._next
             if missing and not self._cached.num_batches:
@@ -166,7 +169,7 @@ class KvEventFeed:
             self._next, self._heard_s = number + 1, self._clock()
 
     def _ask_again(self, first: int) -> None:
-        """Request the batches from number `first` on, and process the batches that the server still has."""
+        """Request the batches from number `first` on, and process those that the server still has."""
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_BYTES)
         try:
@@ -189,7 +192,11 @@ class KvEventFeed:
 
 
 def endpoint(address: str) -> str:
-    """Return the ZeroMQ address of `HOST:PORT`, `PORT` or `tcp://HOST:PORT`."""
+    """Return the ZeroMQ address of `HOST:PORT`, `PORT` or `tcp://HOST:PORT`.
+
+    Raises:
+        UsageError: `address` is none of these.
+    """
     if "://" in address and not address.startswith("tcp://"):
         raise UsageError(f"{address!r} is no address of KV events; it should be tcp://HOST:PORT, HOST:PORT or PORT.")
     host, port = parse_address(address.removeprefix("tcp://"))
@@ -201,7 +208,6 @@ def endpoint(address: str) -> str:
 
 
 def _parts(frames: list[bytes]) -> tuple[int, bytes]:
-    """Return the number and the content of a message, which may begin with a topic."""
     if len(frames) < 2 or len(frames[-2]) != len(_END):
         sizes = ", ".join(f"{len(frame):,}" for frame in frames[:4])
         raise RecordingError(
@@ -211,10 +217,9 @@ def _parts(frames: list[bytes]) -> tuple[int, bytes]:
 
 
 def _shared(blocks: dict[Any, Any], most: int = 3) -> tuple[tuple[int, int], ...]:
-    """Return up to `most` cached prefixes that at least two blocks follow directly, those with the most such blocks
-    first.
+    """Return the `most` cached prefixes that most blocks follow directly, if at least two do.
 
-    An item has the length of the prefix in tokens, and the number of blocks directly after it.
+    Each is its length in tokens, and the number of blocks directly after it.
     """
     followers: dict[Any, int] = {}
     for block in blocks.values():

@@ -25,12 +25,12 @@ _COUNTS = (
 
 
 class KvEventRanks:
-    """Feeds of all ranks, followed until `close`."""
+    """Feeds of all ranks of a server, followed until `close`."""
 
     def __init__(self, address: str, *, replay: str | None = None) -> None:
         """Subscribe at the addresses of all ranks, such as HOST:5557-5560 for four ranks.
 
-        `replay` names as many replay endpoints; None if there are none.
+        `replay` has as many replay endpoints, in the same form; None if there are none.
         """
         addresses, replays = ports_of(address), ports_of(replay) if replay else []
         if replays and len(replays) != len(addresses):
@@ -61,7 +61,7 @@ class KvEventRanks:
 
 
 def ports_of(address: str) -> list[str]:
-    """Return the address of each port of a range such as HOST:5557-5560, or the one address."""
+    """Return the address of each port of a range such as HOST:5557-5560; for any other text, the text alone."""
     found = _RANGE.fullmatch(address)
     if found is None:
         return [address]
@@ -72,7 +72,7 @@ def ports_of(address: str) -> list[str]:
 
 
 def added_up(looks: Sequence[CacheLook]) -> CacheLook:
-    """Combine the states of several ranks: add up the counts, and list the ages of removed blocks of all ranks.
+    """Combine the states of several ranks: sums of counts, and the ages of removed blocks of all ranks.
 
     The time since the last batch is the longest of any rank.
     """

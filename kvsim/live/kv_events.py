@@ -15,7 +15,7 @@ from typing import Any
 from kvsim.errors import MissingExtraError, RecordingError, shortened
 
 Hash = int | bytes
-"""Hash that identifies a block: 64 bits of it, or all bytes, depending on the server's settings."""
+"""Hash of a block: 64 bits of it as an int, or all its bytes, depending on the server's settings."""
 
 _FIELDS = {
     "BlockStored": (
@@ -25,19 +25,18 @@ _FIELDS = {
     "BlockRemoved": ("block_hashes", "medium", "group_idx"),
     "AllBlocksCleared": (),
 }
-"""Fields of each kind of event, in the order in which servers before vLLM 0.24 send them as an array."""
+"""Fields of each kind of event, in the order in which servers before vLLM 0.24 send them."""
 _REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
 """Number of leading fields that every release sends."""
 MAX_BYTES = 64 << 20
-"""Maximum bytes of a batch."""
+"""Largest number of bytes of a batch."""
 _MOST_BLOCKS = 1 << 24
 _MOST_AGES = 10_000
-"""Number of removed blocks, the latest, whose ages are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Part of the cache in which each hash is kept at most once."""
+    """Part of the cache in which each hash counts once: a medium, such as GPU, and a KV-cache group."""
 
     medium: str
     group: int
@@ -51,13 +50,13 @@ class StoredBlock:
     """Hash of the block before; None for the first block of a prompt."""
     num_tokens: int
     kind: str | None
-    """Kind of the layers, such as full_attention or sliding_window; None from vLLM before 0.22 and from SGLang."""
+    """Kind of layers, such as full_attention or sliding_window; None from vLLM before 0.22 and from SGLang."""
     stored_s: float = field(default=0.0, compare=False)
-    """Time of the batch that reported the block, by the server's clock, in seconds."""
+    """Time in seconds, by the server's clock, of the batch that reported the block."""
 
 
 class ServerCache:
-    """Blocks in a server's prefix cache, updated with its KV events.
+    """Blocks in a server's prefix cache, from its KV events.
 
     Each hash counts once, even if several blocks have it or several events report it: with `kv_cache_report_mode`,
     reused blocks are reported like new ones. The first event that removes a hash removes it for all its blocks.
@@ -71,10 +70,14 @@ class ServerCache:
         self.ages_s: deque[float] = deque(maxlen=_MOST_AGES)
         """Seconds for which each of the last removed blocks was cached."""
         self.newest_s: float | None = None
-        """Time of the newest batch in seconds of the server's clock; None before the first."""
+        """Time of the newest batch in seconds, by the server's clock; None before the first."""
 
     def hear(self, payload: bytes) -> None:
-        """Process one published batch."""
+        """Apply one published batch.
+
+        Raises:
+            RecordingError: it is no batch of KV events.
+        """
         batch = _decoded(payload)
         for kind, fields in _events(batch):
             if kind == "AllBlocksCleared":
@@ -91,13 +94,13 @@ class ServerCache:
         self.num_batches += 1
 
     def is_newer(self, payload: bytes) -> bool:
-        """Tell whether a batch was made after all batches received so far, by the server's clock."""
+        """Tell whether a batch was made, by the server's clock, after all batches received before."""
         batch = _decoded(payload)
         _events(batch)  # checks the batch
         return self.newest_s is None or float(batch[0]) > self.newest_s
 
     def forget(self) -> None:
-        """Forget all blocks, because the server has restarted."""
+        """Remove all blocks, because the server has restarted. The counts stay."""
         self.blocks.clear()
 
     def _store(self, blocks: dict[Hash, StoredBlock], stored: dict[Hash, StoredBlock]) -> None:
@@ -117,7 +120,7 @@ class ServerCache:
 
 
 def _stored(fields: dict[str, Any], time_s: float) -> dict[Hash, StoredBlock]:
-    """Return the blocks of one event by hash; each block is the parent of the block after it."""
+    """Return the blocks of one event by hash. Each block is the parent of the next."""
     hashes, size = fields["block_hashes"], fields["block_size"]
     parents = [fields["parent_block_hash"], *hashes[:-1]]
     return {
@@ -163,8 +166,6 @@ def _event(event: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _is_sound(fields: dict[str, Any]) -> bool:
-    """Tell whether the fields that kvsim uses have valid types and values."""
-
     def is_hash(value: object) -> bool:
         return isinstance(value, int | bytes) and not isinstance(value, bool)
 

@@ -30,7 +30,7 @@ HISTOGRAMS = {
     "queue": "vllm:request_queue_time_seconds",
     "e2e": "vllm:e2e_request_latency_seconds",
 }
-"""vLLM's name of each distribution, by kvsim's name; all in seconds."""
+"""vLLM's name of each distribution of times in seconds, by kvsim's name."""
 _GAUGES = ("vllm:kv_cache_usage_perc", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _COUNTERS = (
     "vllm:num_preemptions", "vllm:request_success", "vllm:prompt_tokens", "vllm:generation_tokens",
@@ -38,17 +38,18 @@ _COUNTERS = (
 )  # fmt: skip
 """Names of counters; samples end in `_total`."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-"""Counter that counts each prompt token once; before vLLM 0.27, `prefix_cache_*` counts it at each admission attempt.
+"""Counter in which each prompt token counts once. Before vLLM 0.27, in `prefix_cache_*`, it counts per admission
+attempt.
 """
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
-"""Prefixes of the names of other servers' metrics."""
+"""Beginnings of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
-"""Name of a distribution in vLLM before 0.11, by kvsim's name."""
+"""Name before vLLM 0.11 of a distribution, by kvsim's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Cumulative counts of times since the server started."""
+    """Cumulative counts of times, from the start of the server unless taken by `since`."""
 
     bounds_s: tuple[float, ...] = ()
     """Upper bounds in seconds, ascending; the last is infinite."""
@@ -62,14 +63,16 @@ class Histogram:
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, earlier: Histogram) -> Histogram:
-        """Return the histogram of the times that were measured after `earlier`."""
+        """Return the histogram of the times measured after `earlier`. Without `earlier`'s buckets, return this one."""
         if not earlier.counts or earlier.bounds_s != self.bounds_s:
             return self
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds_s, counts, self.sum_s - earlier.sum_s)
 
     def quantile_s(self, share: float) -> tuple[float, float] | None:
-        """Return the bounds in seconds of the bucket that contains a quantile; None if nothing was measured."""
+        """Return the bounds in seconds of the bucket with the quantile `share`, 0 to 1; None if nothing was
+        measured.
+        """
         low = 0.0
         for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
             if self.count and count >= share * self.count:
@@ -80,16 +83,16 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerMetrics:
-    """Metrics of a server at one moment, for all its engines together."""
+    """Metrics of a server at one time, for all its engines together."""
 
     time_s: float
-    """Time of the poll in seconds, on the clock of the polling process."""
+    """Time of the poll in seconds, by the clock of the polling process."""
     model: str
     num_engines: int
     usage: float
-    """Share of the pools that is in use, 0 to 1: mean over the engines."""
+    """Share of the pools in use, 0 to 1: mean over the engines."""
     fullest_usage: float
-    """Share in use of the fullest pool of any engine, 0 to 1."""
+    """Share in use of the fullest pool, 0 to 1."""
     num_blocks: int | None
     """Number of blocks in all pools; None if the metrics lack it."""
     block_size: int | None
@@ -99,9 +102,9 @@ class ServerMetrics:
     waiting: int
     """Number of requests in the queue, including deferred ones."""
     deferred: int
-    """Number of waiting requests that vLLM holds back for another reason than capacity."""
+    """Number of waiting requests that vLLM holds back for another reason than a lack of room."""
     preemptions: int
-    """Number of preemptions since the server started. The counters that follow also begin at the server's start."""
+    """Number of preemptions since the server started. The fields after this one also count from the server's start."""
     finished: int
     prompt_tokens: int
     generation_tokens: int
@@ -116,7 +119,7 @@ class ServerMetrics:
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """Values that only increase while a server runs."""
+        """Values that only rise while a server runs."""
         return (
             self.preemptions, self.finished, self.prompt_tokens, self.generation_tokens, self.queried_tokens,
             self.hit_tokens, *(int(each.count) for each in self.histograms.values()),
@@ -124,14 +127,19 @@ class ServerMetrics:
 
 
 def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
-    """Read a server's metrics in Prometheus' text format; add up those of several engines."""
+    """Read a server's metrics in Prometheus' text format, and add up those of several engines. `time_s` is that of the
+    poll.
+
+    Raises:
+        RecordingError: they are not those of vLLM or SGLang, or contradict each other.
+    """
     found: dict[str, list[Sample]] = {}
     is_sglang = f"\n{_PREFIX}" not in f"\n{page}" and f"\n{SGLANG}" in f"\n{page}"
     for sample in as_vllm(page) if is_sglang else samples(page, _PREFIX):
         found.setdefault(sample.name, []).append(sample)
 
     def total(*names: str) -> int:
-        """Return the sum over all engines for the first existing name."""
+        """Return the sum over all engines for the first of `names` that exists; 0 without any."""
         return next((int(sum(_values(found, name, _MAX_COUNT))) for name in names if name in found), 0)
 
     usage = _values(found, "vllm:kv_cache_usage_perc", 1 + 1e-6)
@@ -181,7 +189,6 @@ def _values(found: Mapping[str, Sequence[Sample]], name: str, most: float) -> li
 
 
 def _check_kinds(page: str) -> None:
-    """Raise a RecordingError if the page declares another type for a metric than vLLM does."""
     declared = kinds(page, _PREFIX)
     histograms = (*HISTOGRAMS.values(), *_OLDER_NAMES.values())
     expected = dict.fromkeys(_GAUGES, "gauge") | dict.fromkeys(histograms, "histogram")
@@ -192,7 +199,6 @@ def _check_kinds(page: str) -> None:
 
 
 def _check_whole(found: dict[str, list[Sample]]) -> None:
-    """Raise a RecordingError if a counter is not a whole number, or if an engine lacks one of the metrics."""
     engines = {sample.labels.get("engine", "") for sample in found["vllm:kv_cache_usage_perc"]}
     for name in (*_GAUGES[1:], *(f"{name}_total" for name in _COUNTERS)):
         series = found.get(name, [])
@@ -211,7 +217,7 @@ def _deferred(by_reason: list[Sample], waiting: int) -> int:
 
 
 def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) -> tuple[int, int]:
-    """Return the numbers of prompt tokens looked up and found in the prefix cache.
+    """Return the numbers of prompt tokens that were looked up and found in the prefix cache.
 
     Each token counts once if the metrics have `_BY_SOURCE`, otherwise once per attempt to admit its request.
     """
@@ -228,7 +234,7 @@ def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) 
 
 
 def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram:
-    """Return the histogram `name`, summed over engines; an empty histogram if the page lacks it."""
+    """Return the histogram `name`, the sum over all engines; empty if the page lacks it."""
     if f"{name}_bucket" not in found:
         name = _OLDER_NAMES.get(key, name)
     series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}
@@ -267,7 +273,6 @@ def _without(sample: Sample, *names: str) -> frozenset[tuple[str, str]]:
 def _check_buckets(
     name: str, bounds_s: Sequence[float], counts: Sequence[float], sum_s: float | None, count: float | None
 ) -> None:
-    """Raise a RecordingError if the buckets of a histogram are not cumulative, or contradict its sum or count."""
     rises = all(now >= before for before, now in pairwise(counts))
     if not rises or (count is not None and count != counts[-1]):
         raise RecordingError(f"the buckets of {name} are not cumulative, or contradict its count.")
@@ -279,7 +284,7 @@ def _check_buckets(
 
 
 def _whole(sample: Sample, label: str) -> int | None:
-    """Return the number in the label `label`; None if the server has not set the label."""
+    """Return the number in `label`; None if the server has not set it."""
     text = sample.labels.get(label, "")
     if text in ("", "None"):
         return None
@@ -295,7 +300,7 @@ _CSV_COLUMNS = (
 
 
 def as_csv(looks: Sequence[ServerMetrics]) -> str:
-    """Return a CSV with one row per poll.
+    """Return a CSV with a row for each poll.
 
     The columns are `time_s` since the first poll, the gauges and counters of `ServerMetrics`, and the count and sum in
     seconds of each histogram.

@@ -24,7 +24,7 @@ _TIMEOUT_S = 5.0
 _MAX_BYTES = 4 << 20
 _MAX_LOOKS = 3_600
 _PATIENCE_S = 30.0
-"""Seconds without an answer after which the feed ends; a restart of a server takes longer."""
+"""Seconds without an answer after which the feed ends. A restart of a server takes longer."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -71,12 +71,18 @@ class MetricsFeed:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Poll `url` once, then periodically from a thread. `/metrics` is added if the URL has no path."""
+        """Poll `url` once, and from then on in a thread. `/metrics` is added if the URL has no path.
+
+        Raises:
+            RecordingError: the first poll fails.
+        """
         self.name = _with_page(url)
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
         self.restarts = 0
-        """Number of restarts of the server, seen by counters that begin at 0 again. Earlier polls are discarded."""
+        """Number of restarts of the server, seen by counters that begin at 0 again. Polls before a restart are
+        discarded.
+        """
         self._period_s, self._patience_s, self._clock = period_s, patience_s, clock
         self._looks: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_LOOKS)
         self._stop = threading.Event()
@@ -89,7 +95,7 @@ class MetricsFeed:
         return self._clock() - self._looks[-1].time_s
 
     def looks(self) -> list[ServerMetrics]:
-        """Return the metrics of the last hour, in order of time; at least one."""
+        """Return the metrics of the last hour since the server's last restart, in order of time; at least one."""
         return list(self._looks)
 
     def close(self) -> None:
@@ -130,11 +136,11 @@ class MetricsFeed:
 
 
 class _NoAnswerError(RecordingError):
-    """Error for a page that could not be read; the next attempt may succeed."""
+    """Error for a page that could not be read this time."""
 
 
 def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
-    """Return the page at `url`, or the metrics of the server there.
+    """Return the page at `url`; if `url` is that of a server, its metrics page.
 
     Raises:
         RecordingError: the server does not answer, or not with such a page.
@@ -154,7 +160,7 @@ def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
 
 
 def _with_page(url: str) -> str:
-    """Return `url`; if it names a server and no page, the address of the server's metrics page."""
+    """Return `url`, with `/metrics` added if it has no path."""
     try:
         names_page = bool(urlsplit(url).path.strip("/"))
     except ValueError:  # not an address, which is reported when it is opened

@@ -1,8 +1,11 @@
 """Follow the event log of a server and keep its state, so that a new log can begin with this state.
 
-This has two uses. The process that serves viewers (`kvsim.capture.viewers`) begins a new log for each viewer that
+There are two uses. The process that serves viewers (`kvsim.capture.viewers`) begins a new log for each viewer that
 joins, and need not ask the engine. A viewer begins a new log when it drops old steps (`event_follower._Window`), and
 need not ask the server.
+
+A row of a request is its number on the server, from 0 in order of arrival. Its local number is its index among the
+present requests, which the new log has as its row.
 """
 
 from __future__ import annotations
@@ -14,9 +17,9 @@ from typing import Any
 _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key in the first line of such a log: for each present request, the largest number of tokens computed so far."""
+"""Key in this first line: for each present request, the largest number of tokens that it has had computed."""
 _IMAGES = "initial_images"
-"""Key in the first line of such a log: number and encoder outputs of cached images, in the order of eviction."""
+"""Key in this first line: number and encoder outputs of cached images, in the order of eviction."""
 
 
 @dataclass(slots=True)
@@ -24,17 +27,16 @@ class _LiveRequest:
     """Request that has arrived and not ended."""
 
     arrival: list[Any]
-    """The request's event of kind `arrive`."""
     tables: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Block tables of the request by KV-cache group: the block at each position."""
+    """Block tables by KV-cache group: the block at each position."""
     computed: int = 0
-    """Number of tokens whose KV is in the blocks, including those of the current step."""
+    """Number of tokens whose KV is in the blocks, including those of the step in progress."""
     admission: int = 0
-    """Number of the admission at which the request got its first block; admissions are counted over all requests."""
+    """Rank of the request by the time at which it got its first block."""
     most: int = 0
-    """Largest `computed` so far; a preemption resets `computed` but not this."""
+    """Largest value that `computed` has had. A preemption resets `computed` alone."""
     known: int | None = None
-    """Number of tokens whose ids are known; None without drafts."""
+    """Number of tokens whose ids are known; None in a run without drafts."""
     images: list[list[Any]] = field(default_factory=list)
     """Images in the prompt, as in the event `images`."""
 
@@ -45,21 +47,18 @@ class Mirror:
     def __init__(self) -> None:
         self._meta: dict[str, Any] | None = None
         self._requests: dict[int, _LiveRequest] = {}
-        """Requests by the server's row number, in order of arrival."""
+        """Present requests by row, in order of arrival."""
         self._num_rows = self._num_steps = self._num_admissions = 0
         self._scheduled: list[int] = []
         """Rows of the requests in the last step."""
         self._holders: dict[int, int] = {}
-        """Number of requests that hold each block."""
         self._cached: set[int] = set()
-        """Free blocks with a cached prefix."""
         self._computed_before: Sequence[int] = ()
-        """Tokens computed before the snapshot, for each of its requests; empty unless a snapshot is being read."""
+        """Tokens computed before the snapshot that is being read, for each of its requests; empty at other times."""
         self._columns: dict[str, float] = {}
-        """Values of the last step by the names of the columns of `steps.parquet`."""
         self._time_s = 0.0
         self._spell_out = False
-        """True if the next `again` has to be replaced by `tokens`; `apply` says why."""
+        """True if the next `again` must be replaced by `tokens`; see `apply`."""
         self._encoder = _EncoderMirror()
 
     @property
@@ -74,15 +73,14 @@ class Mirror:
 
     @property
     def rows(self) -> list[int]:
-        """Rows on the server of the present requests, in order of arrival."""
+        """Rows of the present requests, in order of arrival."""
         return list(self._requests)
 
     def apply(self, event: list[Any]) -> list[Any]:
         """Apply one event, and return the event to forward.
 
-        An event `again` states that the requests of the last step were scheduled again. The new log lacks the step
-        before its snapshot, so the first `again` after a snapshot is replaced by an event `tokens` that lists the
-        requests.
+        An event `again` says that the requests of the last step were scheduled again. A new log lacks the step before
+        its snapshot, so the first `again` after a snapshot is replaced by `tokens`, which lists the requests.
         """
         match event:
             case ["meta", meta]:
@@ -92,6 +90,7 @@ class Mirror:
                 self._encoder.begin(meta.get(_IMAGES, ()))
             case ["arrive", _, time_s, *_]:
                 self._time_s = time_s
+                # The requests of a snapshot arrive first, in the order of `_computed_before`.
                 before = self._computed_before[self._num_rows] if self._num_rows < len(self._computed_before) else 0
                 self._requests[self._num_rows] = _LiveRequest(event, most=before)
                 self._num_rows += 1
@@ -101,18 +100,18 @@ class Mirror:
                 self._encoder.apply(kind, row, image, self._requests)
             case ["tokens", time_s, rows]:
                 self._spell_out = False
-                self._schedule(time_s, rows)
+                self._note_scheduled(time_s, rows)
             case ["again", time_s]:
                 rows = [[row, self._requests[row].computed, 1] for row in self._scheduled]
-                self._schedule(time_s, rows)
+                self._note_scheduled(time_s, rows)
                 if self._spell_out:
                     self._spell_out = False
                     return ["tokens", time_s, rows]
             case ["step", columns]:
                 self._columns = columns
                 self._num_steps += 1
-            case ["output", _, _, given]:
-                self._give(given)
+            case ["output", _, _, given]:  # only with drafts; other runs state outputs by `emit`
+                self._add_outputs(given)
             case ["end", row, _, time_s]:
                 self._time_s = time_s
                 del self._requests[row]
@@ -128,7 +127,6 @@ class Mirror:
         return event
 
     def _apply_to_memory(self, event: list[Any]) -> None:
-        """Apply an event of block tables or of the prefix cache; ignore other events."""
         match event:
             case ["append" | "share", row, position, blocks, *group]:
                 request = self._requests[row]
@@ -137,26 +135,27 @@ class Mirror:
                     request.admission = self._num_admissions
                 table = request.tables.setdefault(group[0] if group else 0, {})
                 table.update(enumerate(blocks, position))
-                self._take(blocks)
+                self._hold(blocks)
             case ["release", row, _, num_cached, *group]:
                 request = self._requests[row]
                 table = request.tables.pop(group[0] if group else 0, {})
                 for position, block in table.items():
-                    self._give_back(block, position < num_cached)
+                    self._release(block, position < num_cached)
                 request.computed = 0
             case ["let_go", row, positions, blocks, kept, group]:
                 table = self._requests[row].tables[group]
                 for position, block, is_kept in zip(positions, blocks, kept, strict=True):
                     del table[position]
-                    self._give_back(block, bool(is_kept))
+                    self._release(block, bool(is_kept))
             case ["evict", blocks]:
                 self._cached.difference_update(blocks)
 
     def snapshot(self) -> list[list[Any]]:
-        """Return a log that brings a new reader to the current state.
+        """Return a log that brings a new reader to the present state. The next event `again` is then replaced; see
+        `apply`.
 
-        In this log, the present requests arrive and get their blocks in one step. Its last event states the rows of
-        these requests on the server, and the server's next numbers of requests and steps.
+        In this log, the present requests arrive and get their blocks in one step. Its last event has the rows of these
+        requests on the server, and the server's next numbers of requests and steps.
         """
         assert self._meta is not None, "a log begins with its meta line"
         self._spell_out = True
@@ -179,7 +178,9 @@ class Mirror:
         return events
 
     def _past_step(self) -> list[list[Any]]:
-        """Return the events of the step of a snapshot in which requests get their blocks; empty if they have none."""
+        """Return the events of an invented step, in place of all earlier ones, that gives requests their blocks; empty
+        without any.
+        """
         assert self._meta is not None
         memory: list[list[Any]] = []
         held = set[int]()
@@ -192,13 +193,13 @@ class Mirror:
         if not memory:
             return []
         tokens = [
-            [row, 0, request.computed, *([] if request.known is None else [request.known])]
-            for row, request in enumerate(self._requests.values())
+            [local, 0, request.computed, *([] if request.known is None else [request.known])]
+            for local, request in enumerate(self._requests.values())
             if request.computed
         ]
         columns = self._columns | {
             "start_s": self._time_s,
-            "prefill_tokens": sum(row[2] for row in tokens),
+            "prefill_tokens": sum(computed for _, _, computed, *_ in tokens),
             "decode_tokens": 0,
             "num_scheduled": len(tokens),
             "running": len(tokens),
@@ -209,27 +210,26 @@ class Mirror:
         step = [["seq"], *memory, ["tokens", self._time_s, tokens], ["step", columns]]
         return [*step, ["seq"], ["output", 0, self._time_s]]
 
-    def _take(self, blocks: list[int]) -> None:
+    def _hold(self, blocks: list[int]) -> None:
         for block in blocks:
             self._holders[block] = self._holders.get(block, 0) + 1
         self._cached.difference_update(blocks)
 
-    def _give_back(self, block: int, is_kept: bool) -> None:
-        """Release a block of a table. If no request holds it any more, it stays cached if `is_kept`."""
+    def _release(self, block: int, is_kept: bool) -> None:
         holders = self._holders.pop(block) - 1
         if holders:
             self._holders[block] = holders
         elif is_kept:
             self._cached.add(block)
 
-    def _give(self, given: list[list[int]]) -> None:
-        """Add the outputs of a step to the known tokens of the requests in `given`; skip requests that have ended."""
+    def _add_outputs(self, given: list[list[int]]) -> None:
+        """Add the outputs of a step to the known tokens of the requests in `given`, if they have not ended."""
         for row, tokens in given:
             request = self._requests.get(row)
             if request is not None and request.known is not None:
                 request.known += tokens
 
-    def _schedule(self, time_s: float, rows: list[list[int]]) -> None:
+    def _note_scheduled(self, time_s: float, rows: list[list[int]]) -> None:
         self._time_s = time_s
         self._scheduled = [row[0] for row in rows]
         requests = self._requests
@@ -242,10 +242,9 @@ class Mirror:
 
 
 def _table_events(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
-    """Return the events that give the request in `row` its block table.
+    """Return the events that give the request its block table. `held` are the blocks that other requests have.
 
-    Each event is for a range of positions whose blocks are all shared with other requests, or all not shared. `held`
-    are the blocks that other requests have.
+    Each event is for a range of positions, whose blocks are either all shared with other requests or all not.
     """
     events: list[list[Any]] = []
     end, last = -1, ""
@@ -259,18 +258,16 @@ def _table_events(row: int, table: dict[int, int], held: set[int], group: list[i
 
 
 class _EncoderMirror:
-    """State of a server's encoder cache."""
-
     def __init__(self) -> None:
         self._outputs: dict[int, int] = {}
-        """Number of encoder outputs of each image in the cache, by the image's number."""
+        """Number of encoder outputs of each image in the cache."""
         self._users: dict[int, dict[int, None]] = {}
-        """Rows of the requests that use each image in the cache, by the image's number."""
+        """Rows of the requests that hold each image in the cache, by image."""
         self._idle: dict[int, None] = {}
-        """Numbers of the images without users, in the order in which they are evicted."""
+        """Images that no request holds. The first is evicted first."""
 
     def begin(self, images: Sequence[tuple[int, int]]) -> None:
-        """Start with the number and the encoder outputs of each cached image; none is in use."""
+        """Begin with the number and the encoder outputs of each cached image, which no request holds."""
         self._outputs = dict(images)
         self._users = {image: {} for image in self._outputs}
         self._idle = dict.fromkeys(self._outputs)
@@ -278,12 +275,7 @@ class _EncoderMirror:
     def apply(self, kind: str, row: int, image: int, requests: dict[int, _LiveRequest]) -> None:
         """Apply one event of the encoder cache."""
         if kind == "compute":
-            self._outputs[image] = next(
-                sum(runs[0][1::2]) if runs else tokens
-                for request in requests.values()
-                for number, _, tokens, *runs in request.images
-                if number == image
-            )
+            self._outputs[image] = _outputs_of(image, requests)
             self._users[image] = {}
         elif kind == "hold":
             self._users[image][row] = None
@@ -292,11 +284,13 @@ class _EncoderMirror:
             del self._users[image][row]
             if not self._users[image]:
                 self._idle[image] = None
-        else:
+        elif kind == "evict":
             del self._idle[image], self._users[image], self._outputs[image]
 
     def renumber(self, rows: Sequence[int]) -> None:
-        """Replace the numbers that requests have in a snapshot by their rows on the server, `rows`."""
+        """Replace the local numbers of a snapshot's requests by their rows on the server: `rows` has the row of
+        each.
+        """
         self._users = {image: dict.fromkeys(rows[local] for local in users) for image, users in self._users.items()}
 
     def images(self) -> list[list[int]]:
@@ -305,5 +299,14 @@ class _EncoderMirror:
         return [[image, self._outputs[image]] for image in (*self._idle, *used)]
 
     def uses(self, local: dict[int, int]) -> list[list[Any]]:
-        """Return the events with which requests begin to use images; `local` maps server rows to new ones."""
+        """Return the events with which requests begin to hold images; `local` has the local number of each row."""
         return [["encoder", "hold", local[row], image] for image, users in self._users.items() for row in users]
+
+
+def _outputs_of(image: int, requests: dict[int, _LiveRequest]) -> int:
+    """Return the number of encoder outputs of an image in the prompt of a present request."""
+    for request in requests.values():
+        for number, _, tokens, *ranges in request.images:
+            if number == image:
+                return sum(ranges[0][1::2]) if ranges else tokens
+    raise KeyError(f"no request has image {image}")

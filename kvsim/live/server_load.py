@@ -1,7 +1,7 @@
-"""Current load of a server, from successive polls of its metrics.
+"""Present load of a server, from successive polls of its metrics.
 
-Metrics are totals since the server started. Differences between polls give rates, the distributions of the last minute,
-and a forecast of when the pool is full.
+Counters are totals since the server started. Differences between polls give rates, the distributions of the last
+minute, and a forecast of when the pool is full.
 """
 
 from __future__ import annotations
@@ -14,45 +14,45 @@ import numpy as np
 from kvsim.live.metrics import HISTOGRAMS, Histogram, ServerMetrics
 
 _RATE_S = 10.0
-"""Length in seconds of the time before the last poll over which token rates are computed."""
+"""Seconds before the last poll over which token rates are computed."""
 _MINUTE_S = 60.0
 _TREND_S = 30.0
-"""Length in seconds of the time before the last poll from which the forecast is made."""
+"""Seconds before the last poll from which the forecast is made."""
 _LEAST_TREND_S = 8.0
-"""Least seconds between the first and the last poll for a forecast."""
+"""Least number of seconds between the first and the last poll of a forecast."""
 _LEAST_POLLS = 5
-"""Minimum number of polls for a forecast."""
+"""Least number of polls of a forecast."""
 _LEAST_RISE = 0.01
-"""Minimum rise of the usage, as a share of the pool, to distinguish a trend from noise."""
+"""Least rise of the usage, as a share of the pool, that is a trend and not noise."""
 _LEAST_FIT = 0.6
-"""Minimum share of the variance explained by the trend."""
+"""Least share of the variance that the trend must explain."""
 _FARTHEST_S = 1800.0
-"""Seconds ahead beyond which no forecast is made."""
+"""Largest number of seconds that a forecast looks ahead."""
 _FULL = 0.995
-"""Least share in use with which a pool counts as full."""
+"""Least share in use of a pool that counts as full."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """Current load of a server. Rates are None after the first poll."""
+    """Present load of a server. Rates are None after the first poll."""
 
     now: ServerMetrics
     prompt_tokens_per_s: float | None
     output_tokens_per_s: float | None
     preemptions_per_min: float | None
-    """Number of preemptions per minute, over the last minute or since the first poll if that is later.
+    """Number of preemptions per minute over the last minute; since the first poll, if that is later.
 
     `finished_per_min` and `hit_share` cover the same time.
     """
     finished_per_min: float | None
     hit_share: float | None
-    """Share of the queried prompt tokens that were found in the prefix cache; None if none were queried."""
+    """Share of the prompt tokens looked up that were found in the prefix cache; None if none were looked up."""
     seconds: float
-    """Seconds of time over which `preemptions_per_min` and `histograms` are computed."""
+    """Seconds over which `preemptions_per_min` and `histograms` are computed."""
     histograms: dict[str, Histogram]
     """Histograms over the same time; after the first poll, over the time since the server started."""
     full_in_s: float | None
-    """Seconds until the pool is full if its usage continues to rise; None without a clear rise."""
+    """Seconds until the pool is full if its usage goes on to rise; None without a clear rise."""
 
     @property
     def is_full(self) -> bool:
@@ -61,7 +61,7 @@ class ServerLoad:
 
 
 def load_of(polls: Sequence[ServerMetrics]) -> ServerLoad:
-    """Return the load at the last of `polls`, which are in order of time; there must be at least one."""
+    """Return the load at the last of `polls`, at least one in order of time."""
     now = polls[-1]
     before, recent = _first_since(polls, _MINUTE_S), _first_since(polls, _RATE_S)
     minutes, seconds = (now.time_s - before.time_s) / 60, now.time_s - recent.time_s
@@ -92,7 +92,7 @@ def _first_since(polls: Sequence[ServerMetrics], seconds: float) -> ServerMetric
 
 
 def _full_in_s(polls: Sequence[ServerMetrics]) -> float | None:
-    """Fit a line to the usage of the last half minute, and extrapolate it to a full pool; None without a clear rise."""
+    """Extrapolate a line through the usage of the last half minute to a full pool; None without a clear rise."""
     times_s, usage = np.array(
         [(poll.time_s, poll.fullest_usage) for poll in polls if poll.time_s >= polls[-1].time_s - _TREND_S]
     ).T

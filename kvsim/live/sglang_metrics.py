@@ -34,7 +34,7 @@ _RANKS = ("tp_rank", "pp_rank", "moe_ep_rank")
 
 
 def as_vllm(page: str) -> Iterator[Sample]:
-    """Yield the samples of a page of SGLang under vLLM's names."""
+    """Yield the samples of a page of SGLang that kvsim reads, under vLLM's names."""
     found: dict[str, float] = {}
     for sample in samples(page, PREFIX):
         if any(sample.labels.get(rank, "0") not in ("0", "") for rank in _RANKS):

@@ -1,7 +1,7 @@
 """Recording of a server's last steps, so that a screen can be updated at a cost that does not grow with time.
 
-The recording begins at a cut, a moment that was marked earlier. Requests that are present at the cut keep the data of
-the whole recording, such as their arrival times.
+It begins at a cut, an event number of the whole recording that was marked when it was the last. Requests that are
+present at the cut keep the data of the whole recording, such as their arrival times.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _Table = TypeVar("_Table", Steps, Schedule, Memory, EncoderEvents)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
-    """Moment at which a recording of the last steps may begin."""
+    """Place in a recording at which a recording of the last steps may begin."""
 
     step: int
-    """Number of steps that the server had run at this moment."""
+    """Number of steps that the server had run before the cut."""
     mark: Mark
-    """Position of this moment in the whole recording."""
+    """Numbers of rows that the whole recording had at the cut."""
     rows: IntArray
-    """Rows, in the whole recording, of the requests that are present at this moment; ascending."""
+    """Rows, in the whole recording, of the requests that are present at the cut; ascending."""
     before: Recording
-    """Recording that ends at this moment: the present requests arrive and get their blocks, in at most one step."""
+    """Recording up to the cut: the present requests arrive and get their blocks, in at most one step."""
     next_seq: int
-    """First event number after those of `before`."""
+    """Event number that follows those of `before`."""
 
 
 class Excerpt(NamedTuple):
@@ -40,18 +40,18 @@ class Excerpt(NamedTuple):
 
     recording: Recording
     first_step: int
-    """Number of the excerpt's first step, as the server counts steps."""
+    """Number on the server of the excerpt's first step that is not a summary."""
     num_before: int
-    """1 if the first step summarizes everything before the excerpt, otherwise 0."""
+    """1 if the first step of `recording` summarizes everything before the excerpt, otherwise 0."""
 
     @property
     def end_step(self) -> int:
-        """Number of steps that the server has run at the end of the excerpt."""
+        """Number of steps that the server has run up to the end of the excerpt."""
         return self.first_step - self.num_before + len(self.recording.steps)
 
 
 def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
-    """Return the steps since `cut` from `builder`; None before the first step."""
+    """Return the steps in `builder` since `cut`; None if there are none."""
     if builder.num_steps == cut.mark.num_steps:
         return None
     before, since = cut.before, builder.since(cut.mark, cut.rows)
@@ -71,8 +71,8 @@ def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
 def meta_of(meta: Meta, first_step: int, cached: list[int], computed: list[int], images: list[list[int]]) -> Meta:
     """Return the provenance of a recording that begins with a server's step `first_step`.
 
-    `cached` are the free blocks with a prefix, and `computed` the computed tokens of each present request, at that
-    moment.
+    At its begin, `cached` are the free blocks with a cached prefix, `computed` has the computed tokens of each present
+    request, and `images` the number and encoder outputs of each cached image.
     """
     if not first_step:
         return meta
@@ -138,12 +138,12 @@ def _encoder(cut: Cut, since: Since) -> EncoderEvents | None:
 
 
 def _seqs(cut: Cut) -> int:
-    """Return the number to add to an event's number in the whole recording to get its number in the tail."""
+    """Return the number to add to an event number of the whole recording, to get that in the tail."""
     return cut.next_seq - cut.mark.seq - 1
 
 
 def _moved(cut: Cut) -> int:
-    """Return the number to add to a step's number in the whole recording to get its number in the tail."""
+    """Return the number to add to a step's number in the whole recording, to get that in the tail."""
     return len(cut.before.steps) - cut.mark.num_steps
 
 
@@ -153,7 +153,9 @@ def _rows(since: Since, requests: IntArray) -> IntArray:
 
 
 def _joined(before: _Table, after: _Table) -> _Table:
-    """Return the rows of `before`, then those of `after`. A table without rows may lack columns of the other table."""
+    """Return the rows of `before`, then those of `after`. Optional columns that one of the tables lacks become 0
+    there.
+    """
     if not len(before) or not len(after):
         return after if len(after) else before
     columns = {}

@@ -1,4 +1,4 @@
-"""Record whether a simulation had steps outside the range of steps to which its profile was fitted.
+"""Record whether a simulation has steps outside the range of steps to which its profile was fitted.
 
 A fitted model gives a time for any step, but its error is known only within that range. So results name any step
 outside it.
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from kvsim.steptime import Roofline, StepTimeModel
 
 KEY = "extrapolates"
-"""Key of the descriptions of such steps in the provenance of a recording, and in every `--json`."""
+"""Key of the descriptions of such steps in the provenance of a recording, and in the output of `--json`."""
 
 
 class WatchedProfile:
     """Step times of a profile that also record the largest value of each field of the steps."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
-        """Record the steps for which `profile` is used. `times` replace its own, which are with CUDA graphs."""
+        """Record the steps for which `profile` is used. `times` replace its times, which are with CUDA graphs."""
         self._profile = profile
         self._largest: list[float] = [0] * len(StepShape._fields)
         self.times = profile.times if times is None else times
-        """Step times for callers that compute times themselves. They report their steps to `saw`."""
+        """Step times for callers that compute times without `step_time`. They must report their steps to `saw`."""
         self.label = profile.label
         self.calibrated = profile.calibrated
 
@@ -59,18 +59,20 @@ class WatchedProfile:
         return self.times.step_time(shape)
 
     def saw(self, shape: StepShape) -> None:
-        """Record a step with the contents `shape`. For several steps, the fields of `shape` are arrays or maxima."""
+        """Record a step with the contents `shape`. For several steps, the fields of `shape` are arrays, or the largest
+        values.
+        """
         largest = self._largest
         for index, value in enumerate(shape):
             most = value.max() if isinstance(value, np.ndarray) else value
             largest[index] = max(largest[index], most)
 
     def beyond(self) -> list[str]:
-        """Describe each field of which a recorded step was outside the fitted range; empty if there is none."""
+        """Return a text for each field of which a recorded step was outside the fitted range."""
         return self._profile.outside(StepShape._make(self._largest))
 
 
 def provenance(model: StepTimeModel) -> dict[str, list[str]]:
-    """Return the entry for a recording's provenance about steps outside the fitted range; empty if there were none."""
+    """Return the entry of a recording's provenance about steps outside the fitted range; empty if there were none."""
     fields = model.beyond() if isinstance(model, WatchedProfile) else []
     return {KEY: fields} if fields else {}

@@ -15,7 +15,7 @@ from kvsim.profiles.profile import Profile, Residual
 from kvsim.steptime import ALL_ALIKE, COEFFICIENTS, NUM_LISTED, NUM_SIZES, Roofline, StepShape
 
 _LONGEST_S = 1e3
-"""Largest valid coefficient in seconds. Steps take milliseconds, and a compilation some minutes."""
+"""Largest valid coefficient in seconds. Steps take milliseconds, a compilation some minutes."""
 _LARGEST_SHAPE = 1e18
 _COEFFICIENTS = {
     "exposed_share": (0.0, 1.0),
@@ -33,7 +33,7 @@ def load(path: str | os.PathLike[str]) -> Profile:
     """Read a profile.
 
     Raises:
-        UsageError: the file is missing, or not a profile; the message says what is wrong.
+        UsageError: the file is missing, or no profile; the message says what is wrong.
     """
     file = Path(path)
     document = read_toml(file, "the profile")
@@ -61,7 +61,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _within(name: str, value: Any, kind: type, low: float, high: float) -> Any:
-    """Return `value`, checked to be a number of type `kind` from `low` to `high`. Integers are valid floats."""
+    """Return `value` if it is a number of type `kind` from `low` to `high`. Integers are valid floats."""
     kinds = (int,) if kind is int else (int, float)
     what = "whole number" if kind is int else "number"
     if not isinstance(value, kinds) or isinstance(value, bool) or not low <= value:
@@ -106,9 +106,10 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a profile as TOML with a comment on every coefficient. An interrupted call leaves no incomplete file.
+    """Write a profile as TOML, with a comment on every coefficient, and return its path. The file appears when it is
+    complete.
 
-    `header` becomes comment lines. `made_by` is the kvsim command that a comment names as origin of the file.
+    `header` becomes comment lines. `made_by` is the command of kvsim that a comment names as origin of the file.
     """
     file = Path(path)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]
@@ -142,7 +143,7 @@ def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, ma
 
 
 def _table(name: str, values: tuple[float, ...]) -> list[str]:
-    """Return the TOML lines of a list of numbers. If its last values are equal, only the first one is written."""
+    """Return the TOML lines of a list of numbers. Of equal values at its end, only the first is written."""
     listed = len(values)
     while listed > NUM_LISTED and values[listed - 1] == values[listed - 2]:
         listed -= 1
@@ -201,4 +202,4 @@ EXPLANATIONS = {
     "encoder_pair_s": "GPU, the encoder, per pair of tokens of an image",
     "of_size_s": "GPU, per step, what its number of tokens adds: up to 4 tokens, then 8, 16 to 512, and above",
 }
-"""Comment on every coefficient: what it is, and whose time. It is in seconds if no other unit is given."""
+"""Comment on every coefficient: what it is, and whose time. It is in seconds unless another unit is given."""

@@ -1,4 +1,4 @@
-"""Find a profile by name, or the one for a GPU, model and engine that comes with kvsim."""
+"""Find a profile by name, or the profile that comes with kvsim for a GPU, model and engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def shipped() -> tuple[Profile, ...]:
 
 @cache
 def _shipped(file: Path) -> Profile:
-    """Return the profile in `file`. It is kept in memory, because a sweep needs it at every point."""
+    """Return the profile in `file`, and keep it in memory, because a sweep needs it at every point."""
     return load(file)
 
 
@@ -40,15 +40,15 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Tell whether `name` is that of a profile that comes with kvsim, and not of a file, which would be preferred."""
+    """Tell whether `name` is that of a profile that comes with kvsim. A file of this name would be preferred."""
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 
 def match(gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile | None:
     """Return the profile for exactly this GPU, model shape, engine and tensor-parallel size; None if kvsim has none.
 
-    None is also returned if weights are quantized or the cache has another type than the model, because no profile of
-    kvsim was fitted to such recordings.
+    It is also None if weights are quantized or the cache has another type than the model, because no profile of kvsim
+    was fitted to such recordings.
     """
     if not keeps_types(model):
         return None

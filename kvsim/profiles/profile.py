@@ -14,12 +14,12 @@ from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime, copy_bytes_
 
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
 _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
-"""Fields of `StepShape` that count events in a step. The check against the fitted range leaves them out."""
+"""Fields of `StepShape` that count events in a step. They have no fitted range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residual:
-    """Error of the step times on one recording, step by step."""
+    """Errors of the step times on one recording."""
 
     recording: str
     num_steps: int
@@ -27,7 +27,7 @@ class Residual:
     """Mean error of a step's time, in percent of the mean time."""
     median_abs_us: float
     held_out_percent: float | None
-    """Mean error, in percent, of times fitted without this recording; None if it is the only recording."""
+    """Mean error, in percent, of times that were fitted without this recording; None if it is the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +43,16 @@ class Profile:
     """Smallest and largest value of each field of `StepShape` in the steps to which the times were fitted."""
     residuals: tuple[Residual, ...]
     tensor_parallel_size: int = 1
-    """Number of GPUs over which the model was split in the recordings."""
+    """Number of GPUs over which the recorded model was split."""
     transferred_from: str = ""
-    """Name of the GPU of the recordings, if the times were transferred to another GPU; otherwise empty."""
+    """GPU of the recordings, if the times were transferred to another GPU; otherwise empty."""
 
     def __repr__(self) -> str:
         return f"<Profile: {self.label}>"
 
     @property
     def label(self) -> str:
-        """Text about the origin of the times, for results."""
+        """Text on the origin of the times, for results."""
         if self.transferred_from:
             machines = f"from {self.transferred_from} to {self.gpu}"
             return f"transferred {machines} with {self.model} ({self.engine}), not measured there"
@@ -73,7 +73,7 @@ class Profile:
         return self.times.entry_s(prompt_tokens)
 
     def outside(self, shape: StepShape) -> list[str]:
-        """Describe each field of `shape` that is outside the fitted range; empty if there is no such field."""
+        """Return a text for each field of `shape` that is outside its fitted range."""
         beyond = []
         for name, value in zip(StepShape._fields, shape, strict=True):
             low, high = self.ranges.get(name, (0.0, float("inf")))
@@ -84,8 +84,8 @@ class Profile:
     def transfer(self, source: Gpu, target: Gpu) -> Profile:
         """Scale the times from the GPU `source` to the GPU `target`, with the same host.
 
-        - Reading bytes scales with bandwidth, arithmetic with FLOP/s; host times are kept.
-        - `of_size_s`, the effect of the kernels that are chosen for a size, is kept between cards with the same chip
+        - Reading bytes scales with bandwidth, arithmetic with FLOP/s. Host times stay.
+        - `of_size_s`, the effect of the kernels that are chosen for a size, stays between cards with the same chip
           (H100 and H200). For another chip it is unknown, and left out.
         - With the dynamic cache of `generate()`, `context_token_s` is the time to copy the context. It scales with the
           rate of copies, which the streaming multiprocessors (SMs) or the memory limit.
@@ -127,7 +127,7 @@ def _one_chip(source: Gpu, target: Gpu) -> bool:
 
 
 def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_parallel_size: int = 1) -> Profile:
-    """Return `profile` for use with `model` on `gpu`. If it was fitted on another GPU, it is transferred.
+    """Return `profile` for `model` on `gpu`. If it was fitted on another GPU, it is transferred.
 
     Raises:
         UsageError: the profile is of another model, engine or tensor-parallel size.
@@ -153,12 +153,14 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
 
 
 def keeps_types(model: Model) -> bool:
-    """Tell whether weights are not quantized and the cache has the model's type, as in recordings for profiles."""
+    """Tell whether weights are not quantized and the cache has the model's type, as in the recordings of all
+    profiles.
+    """
     return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 
 def listed_name(model: Model) -> str:
-    """Return the name of the listed model with the same shape; the name of `model` if there is none.
+    """Return the name of the listed model with the same shape; the name of `model` if none has it.
 
     Profiles are found by this name, because recordings have different names for one model, and step times depend only
     on its shape. bfloat16 and float16 count as equal: they have the same size and speed.
@@ -174,7 +176,7 @@ def listed_name(model: Model) -> str:
 
 
 def served_name(model: Model) -> str:
-    """Return the listed name of a model, with its tensor-parallel size and types if they are not the defaults."""
+    """Return the listed name of a model, with its tensor-parallel size and types where they are not the defaults."""
     served = {
         "tensor parallel": model.tensor_parallel_size if model.tensor_parallel_size > 1 else None,
         "weights": model.quantization.method if model.quantization is not None else None,

@@ -44,9 +44,10 @@ def answered_rows(recording: Recording) -> Schedule:
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
         return schedule
     ends, last = memory.ends, schedule.step + schedule.repeats - 1
-    released = np.append(np.sort(sort_key(memory.request[ends], memory.seq[ends])), _NEVER)
-    following = released[np.searchsorted(released, sort_key(schedule.request, steps.schedule_seq[last]))]
-    repeat = schedule.repeats - (following < sort_key(schedule.request, steps.output_seq[last]))
+    release_key = np.append(np.sort(sort_key(memory.request[ends], memory.seq[ends])), _NEVER)
+    next_release = release_key[np.searchsorted(release_key, sort_key(schedule.request, steps.schedule_seq[last]))]
+    is_ignored = next_release < sort_key(schedule.request, steps.output_seq[last])
+    repeat = schedule.repeats - is_ignored  # only the last step of a row can be in flight at a retraction
     kept = np.flatnonzero(repeat > 0)
     columns = {name: getattr(schedule, name)[kept] for name in ("step", "request", "computed_before", "tokens")}
     return Schedule(**columns, repeat=repeat[kept])
@@ -73,7 +74,8 @@ class TokenSteps(NamedTuple):
         request, first = np.unique(schedule.request[rows], return_index=True)
         row = rows[first]
         num_steps, left = np.divmod(wanted[row] - before[row], schedule.tokens[row])
-        return cls(request, schedule.step[row] + num_steps - (left == 0), left == 0)
+        is_end = left == 0  # the last of `num_steps` steps reaches the number; otherwise the step after them
+        return cls(request, schedule.step[row] + num_steps - is_end, is_end)
 
 
 class RowsByRequest(NamedTuple):
@@ -116,6 +118,8 @@ def first_rows_since(recording: Recording, request: IntArray, step: IntArray) ->
     by_request = RowsByRequest.of(recording)
     begins = sort_key(request, step)
     at = np.searchsorted(by_request.key, begins)
+    first_key, first_row = np.append(by_request.key, _NEVER)[at], np.append(by_request.row, -1)[at]
+    # A residency ends before the next residency of its request, or before the rows of the next request.
     in_order = np.append(np.sort(begins), _NEVER)
     next_begins = np.minimum(in_order[np.searchsorted(in_order, begins, side="right")], sort_key(request + 1, 0))
-    return np.where(np.append(by_request.key, _NEVER)[at] < next_begins, np.append(by_request.row, -1)[at], -1)
+    return np.where(first_key < next_begins, first_row, -1)

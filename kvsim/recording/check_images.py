@@ -64,7 +64,8 @@ def _are_runs(runs: np.ndarray, length: int) -> bool:
     begin, number = runs[::2], runs[1::2]
     end = begin + number
     are_apart = begin >= np.append(0, end[:-1] + 1)[: len(begin)]
-    return bool((are_apart & (number > 0) & (end <= length)).all())
+    ends_inside = (begin < length) & (number <= length - begin)  # `end` may be too large for its type, and wrap around
+    return bool((are_apart & (number > 0) & ends_inside).all())
 
 
 class _Cache:
@@ -93,9 +94,10 @@ class _Cache:
         }
         rows = zip(events.kind.tolist(), events.request.tolist(), events.image.tolist(), strict=True)
         for row, (kind, request, image) in enumerate(rows):
-            wrong = (
-                "image is none of images.parquet" if image not in self._outputs_of else methods[kind](request, image)
-            )
+            if image not in self._outputs_of:
+                wrong = "image is none of images.parquet"
+            else:
+                wrong = methods[kind](request, image)
             if wrong:
                 raise RecordingError(f"{self._file}, row {row}: {wrong}.")
         self._check_budget()
@@ -148,9 +150,9 @@ class _Cache:
         most = self._recording.meta.engine.get("encoder_compute_tokens", 0)
         tokens = np.array([self._outputs_of[image] for image in events.image[rows].tolist()], np.int64)
         through = np.concatenate(([0], np.cumsum(tokens)))
-        first = np.searchsorted(events.step[rows], events.step[rows])
-        preempts = np.concatenate((steps.preempted, [0]))[events.step[rows]] > 0
-        fits = preempts | (through[1:] - through[first] <= most)
+        first_of_step = np.searchsorted(events.step[rows], events.step[rows])
+        preempts = np.append(steps.preempted, 0)[events.step[rows]] > 0  # an event may come after the last step
+        fits = preempts | (through[1:] - through[first_of_step] <= most)
         require(fits, self._file, f"a step should compute at most {most:,} tokens of images", rows)
 
 

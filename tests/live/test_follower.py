@@ -219,6 +219,7 @@ def begun() -> EventFollower:
         b'["tokens", 0.0, [[0, 0]]]\n', b'["tokens", 0.0, [[0, 0, 1, 2, 3]]]\n', b'["output", 0, 0.0, [[0]]]\n',
         b'["images", 0, [[1, 2]]]\n', b'["images", 0, [[1, 2, 3, 4]]]\n', b'["encoder", "eat", -1, 1]\n',
         b'["encoder", "hold", -1, 1]\n', b'["encoder", "evict", -1, 1]\n', b'["let_go", 0, [0], [1], [0]]\n',
+        b'["encoder", "compute", -1, 99]\n',
         b'["let_go", 0, [0], [1], [0], 0]\n',
         b'["arrive", "b", 0.0, 1, 1, 0, [], -1]\n', b'["tokens", -1.0, []]\n', b'["tokens", 1e999, []]\n',
         b'["tokens", true, []]\n', b'["arrive", "b", 0.0, 1, 1, 0, [], 0, -1.0]\n',

@@ -29,7 +29,7 @@ from kvsim.recording.tables import ImageEventKind
 from kvsim.replay.encoder_contents import EncoderContents
 from kvsim.simulation import EngineName, Machine, simulate
 from kvsim.steptime import reduce
-from kvsim.workload import Image, Images, ImageShare, ImageSize, LogNormal, Poisson, Workload, generate
+from kvsim.workload import Image, Images, ImageShare, ImageSize, LogNormal, Poisson, Ragged, Workload, generate
 
 from .test_engines import ENGINES, STEP_TIME, assert_same, machine_of
 
@@ -170,6 +170,7 @@ ROOMS: dict[str, tuple[str, Callable[[Recording], dict[str, Any]]]] = {
     "an image outside its prompt": ("inside its prompt", lambda r: image_columns(r, place=r.images.place + 99_999)),
     "equal images of two sizes": ("equally many tokens", lambda r: image_columns(r, image=r.images.image * 0 + 1)),
     "out of order": ("behind the image before it", lambda r: image_columns(r, place=-1 - r.images.place)),
+    "a range of tokens beyond all numbers": ("embedded should be runs", lambda r: image_columns(r, embedded=beyond(r))),
     "computed twice": ("that is in the cache", lambda r: event(r, ImageEventKind.COMPUTE, repeat=True)),
     "held without being there": ("not in the cache", lambda r: event(r, ImageEventKind.COMPUTE, drop=True)),
     "let go without being held": ("does not hold", lambda r: event(r, ImageEventKind.HOLD, drop=True)),
@@ -190,6 +191,11 @@ ROOMS: dict[str, tuple[str, Callable[[Recording], dict[str, Any]]]] = {
 
 def image_columns(recording: Recording, **columns: Any) -> dict[str, Any]:
     return {"images": replace(recording.images, **columns)}  # type: ignore[type-var]
+
+
+def beyond(recording: Recording) -> Ragged[np.int64]:
+    assert recording.images is not None
+    return Ragged.from_rows([[2**63 - 1, 1]] * len(recording.images), np.int64)
 
 
 def events(recording: Recording, **columns: Any) -> dict[str, Any]:
