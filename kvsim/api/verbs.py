@@ -158,7 +158,6 @@ def _equal_servers(
     route_lag_s: float,
     store: PrefixStore | None,
 ) -> Replicas | None:
-    """Return the equal servers with a router, or the data-parallel ranks of the machine; None for one server."""
     if on.model.data_parallel_size > 1 and (number is None or number > 0):
         return Replicas.ranks_of(on, policy, number or 1, route, route_lag_s, store)
     if number is None:
@@ -359,7 +358,7 @@ def _simulate(workload: Workload, policy: AnyPolicy, on: Machine, options: Optio
 
 
 def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
-    """Return the recorded `max_model_len` if the simulation has the machine of `source`; otherwise None."""
+    """Return the recorded `max_model_len` if the simulation has the machine of `source`; None otherwise."""
     if given is None and source is not None:
         length = source.meta.engine.get("max_model_len", source.meta.policy.get("max_model_len"))
         return length if isinstance(length, int) else None

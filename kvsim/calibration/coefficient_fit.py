@@ -7,8 +7,9 @@ stalls of the host count as outliers. `kvsim.calibration.corrections` then corre
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from kvsim.machines import card_of, served_model
 from kvsim.models import Model
 from kvsim.profiles import Profile, Residual, listed_name
 from kvsim.recording import Recording
+from kvsim.recording.tables import FloatArray
 from kvsim.steptime import Pace, Roofline, StepShape, generate_times
 from kvsim.steptime.overheads import ARITHMETIC_EFFICIENCY, ATTENTION_EFFICIENCY, MEMORY_EFFICIENCY
 
@@ -98,20 +100,20 @@ def calibrate(
     else:
         prior = generate_times(gpu, model, "static" if engine == "hf-static" else "dynamic")
     observed = [observe_on(card_of(gpu), item) for item in recordings]
-    rounds = 1 + (len(observed) if held_out and len(observed) > 1 else 0)
+    num_fits = 1 + (len(observed) if held_out and len(observed) > 1 else 0)
+    num_done = count(1)
 
-    def fitted(chosen: Sequence[int], done: int) -> Roofline:
-        times = _fit([observed[index] for index in chosen], prior, engine)
+    def fitted(chosen: Sequence[Observed]) -> Roofline:
+        times = _fitted_times(chosen, prior, engine)
         if progress is not None:
-            progress(done, rounds)
+            progress(next(num_done), num_fits)
         return times
 
-    everything = range(len(observed))
-    times = fitted(everything, 1)
+    times = fitted(observed)
     residuals = []
-    for index in everything:
-        without = fitted([other for other in everything if other != index], index + 2) if rounds > 1 else None
-        residuals.append(residual_of(observed[index], times, without))
+    for index, item in enumerate(observed):
+        without = fitted(observed[:index] + observed[index + 1 :]) if num_fits > 1 else None
+        residuals.append(residual_of(item, times, without))
     shapes = [np.concatenate(columns) for columns in zip(*(item.shape for item in observed), strict=True)]
     return Profile(
         gpu=gpu.name,
@@ -156,49 +158,68 @@ def _same(what: str, values: Sequence[str]) -> str:
     return distinct[0]
 
 
-def _fit(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline:
-    """Return the step times fitted to `observed`, starting from `prior`.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Fit:
+    """Fit of the coefficients of an engine, as logarithms of their ratios to `prior`, so that they stay positive."""
 
-    The logarithm of each coefficient's ratio to `prior` is fitted, so coefficients stay positive.
-    """
-    from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
+    prior: Roofline
+    engine: str
 
-    names = _FITTED[engine]
-    start = np.array([getattr(prior, name) for name in names])
-    read_off = READ_OFF.get(engine, {})
-    reach = np.log(_REACH)
-    fastest = _FASTEST if engine == "vllm" else {}
-    bounds = ([np.log(fastest[name]) if name in fastest else -reach for name in names], reach)
+    @property
+    def names(self) -> tuple[str, ...]:
+        return _FITTED[self.engine]
 
-    def model(logarithms: Any, before: Roofline) -> Roofline:
-        values: dict[str, Any] = dict(zip(names, (start * np.exp(logarithms)).tolist(), strict=True))
+    @property
+    def read_off(self) -> dict[str, str]:
+        return READ_OFF.get(self.engine, {})
+
+    def bounds(self) -> tuple[list[float], float]:
+        """Return the smallest logarithm of each coefficient, and the largest of all."""
+        reach, fastest = float(np.log(_REACH)), _FASTEST if self.engine == "vllm" else {}
+        return [float(np.log(fastest[name])) if name in fastest else -reach for name in self.names], reach
+
+    def times_at(self, logarithms: FloatArray, before: Roofline) -> Roofline:
+        """Return `before` with the coefficients whose ratios to `prior` have these `logarithms`."""
+        prior = self.prior
+        start = np.array([getattr(prior, name) for name in self.names])
+        values: dict[str, Any] = dict(zip(self.names, (start * np.exp(logarithms)).tolist(), strict=True))
         values |= {name: min(values[name], most) for name, most in _LIMITS.items() if name in values}
-        if "weights_s" in values:  # a dense model reads the same weights for one token as for many
+        if "weights_s" in values:  # the weights of one token keep their share: which is 1 in a dense model
             values["active_weights_s"] = values["weights_s"] * prior.active_weights_s / prior.weights_s
         return replace(before, **values)
 
-    def errors(times: Roofline, item: Observed) -> Any:
-        scale_s = np.where(is_first_use(item, read_off), np.inf, error_scale_s(item))
+    def errors(self, times: Roofline, item: Observed) -> FloatArray:
+        """Return the error of each step, divided by a usual error; 0 for first uses, whose costs are not fitted."""
+        scale_s = np.where(is_first_use(item, self.read_off), np.inf, error_scale_s(item))
         return step_errors(machine_of(times, item), item) / scale_s
 
-    def residuals(logarithms: Any, items: Sequence[Observed], before: Roofline) -> Any:
-        times = model(logarithms, before)
-        return np.concatenate([*(errors(times, item) for item in items), _PRIOR_WEIGHT * logarithms])
+    def residuals(self, logarithms: FloatArray, observed: Sequence[Observed], before: Roofline) -> FloatArray:
+        times = self.times_at(logarithms, before)
+        return np.concatenate([*(self.errors(times, item) for item in observed), _PRIOR_WEIGHT * logarithms])
 
-    times, logarithms = prior, np.zeros(len(names))
-    search = partial(least_squares, residuals, bounds=bounds, loss="soft_l1", diff_step=1e-3, max_nfev=_EVALUATIONS)
+
+def _fitted_times(observed: Sequence[Observed], prior: Roofline, engine: str) -> Roofline:
+    """Return the step times fitted to `observed`, starting from `prior`."""
+    from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
+
+    fit = _Fit(prior, engine)
+    times, logarithms = prior, np.zeros(len(fit.names))
+    search = partial(
+        least_squares, fit.residuals, bounds=fit.bounds(), loss="soft_l1", diff_step=1e-3, max_nfev=_EVALUATIONS
+    )
     for _ in range(_ROUNDS):
         logarithms = search(logarithms, args=(observed, times)).x
-        times = model(logarithms, times)
-        observed = _at_their_paces(times, observed, errors)
+        times = fit.times_at(logarithms, times)
+        observed = _at_their_paces(times, observed, fit.errors)
         if engine == "vllm":
             times = with_sizes(with_new_sequences(times, observed), observed)
+    # Means are corrected last: what the loop fits changes them.
     times = with_mean_excess(times, observed)
-    if engine == "vllm":
-        if not any(item.eager for item in observed):  # launched kernel by kernel either way
-            times = replace(times, uncompiled_launch_s=times.eager_launch_s)
-        return with_host_overheads(times, observed)
-    return with_first_uses(times, observed, read_off)
+    if engine != "vllm":
+        return with_first_uses(times, observed, fit.read_off)
+    if not any(item.eager for item in observed):  # no recording shows launches without a compiled model
+        times = replace(times, uncompiled_launch_s=times.eager_launch_s)
+    return with_host_overheads(times, observed)
 
 
 def _at_their_paces(
@@ -208,12 +229,12 @@ def _at_their_paces(
     keeps its pace.
     """
     machines = sorted({item.machine for item in observed})
+    if len(machines) == 1:
+        return list(observed)
 
     def pace(machine: str) -> Pace:
         return pace_of([item for item in observed if item.machine == machine], partial(errors, times))
 
-    if len(machines) == 1:
-        return list(observed)
     paces = relative_to_median({machine: pace(machine) for machine in machines})
     return [replace(item, pace=paces[item.machine]) for item in observed]
 
@@ -225,14 +246,17 @@ def residual_of(observed: Observed, times: Roofline, without: Roofline | None = 
     """
     mean_s = float(step_durations(observed).mean())
 
-    def percent(model: Roofline) -> float:
-        return 100 * float(step_errors(machine_of(model, observed), observed).mean()) / mean_s
+    def errors_of(fitted: Roofline) -> FloatArray:
+        return step_errors(machine_of(fitted, observed), observed)
 
-    error = step_errors(machine_of(times, observed), observed)
+    def percent(error_s: FloatArray) -> float:
+        return 100 * float(error_s.mean()) / mean_s
+
+    error_s = errors_of(times)
     return Residual(
         recording=observed.name,
         num_steps=len(observed),
-        mean_percent=percent(times),
-        median_abs_us=1e6 * float(np.median(np.abs(error))),
-        held_out_percent=None if without is None else percent(without),
+        mean_percent=percent(error_s),
+        median_abs_us=1e6 * float(np.median(np.abs(error_s))),
+        held_out_percent=None if without is None else percent(errors_of(without)),
     )

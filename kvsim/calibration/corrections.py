@@ -24,7 +24,7 @@ _STALL_PERCENTILE = 99.5
 """Percentile of absolute errors. Steps with a larger error count as stalls and are left out of means."""
 _FAR_S = 1e-3
 """Error in seconds above which a step counts as delayed by something other than its kernels."""
-_ENOUGH_STEPS = 5
+_SHRINKAGE_STEPS = 5
 """Shrinkage of the correction for a size: with n steps of this size, n / (n + 5) of their median excess is applied."""
 _SIZE_ROUNDS = 10
 """Number of iterations of the fit by size, which alternates between the median error of each group of steps and the
@@ -168,7 +168,7 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
             level[steps] = np.median(errors[steps] - excess[sizes[steps]])
         for size, steps in enumerate(by_size):
             if len(steps):
-                share = len(steps) / (len(steps) + _ENOUGH_STEPS)
+                share = len(steps) / (len(steps) + _SHRINKAGE_STEPS)
                 excess[size] = share * np.median(errors[steps] - level[steps])
     of_size = np.array(times.of_size_s) + excess
     least = float(of_size.min())  # no coefficient may be negative: the excess that all sizes share is part of step_s

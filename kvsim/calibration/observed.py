@@ -186,8 +186,8 @@ def with_offload(observed: Observed, recording: Recording, cache: PagedSettings,
 
 
 def _launches(steps: Steps) -> FloatArray:
-    """Return the seconds from each step to the next; NaN where an output was processed in between, or before the step
-    was ready.
+    """Return the seconds from each step to the next. NaN if the output of the step before was not processed at the
+    step's start, or if the next step began only after the step's own output.
     """
     lasted = np.append(np.diff(steps.start_s), np.nan)
     output_before = np.append(-np.inf, steps.end_s[:-1])

@@ -68,7 +68,9 @@ def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
 
 
 def step_durations(observed: Observed) -> FloatArray:
-    """Return the seconds to each step's end from the end of the step before, or from its start if that is later."""
+    """Return the seconds from the begin to the end of each step. A step begins at its start or, if that is later, at
+    the end of the step before.
+    """
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
 
 

@@ -140,7 +140,6 @@ def times_rows(label: Any) -> list[Row]:
 
 
 def _times_images(label: str) -> bool:
-    """Tell whether the step times with this label include the image encoder."""
     kind = class_in(label)
     return kind is not None and "images" in kind.engine and IMAGES_BY_CONSTANTS in label
 

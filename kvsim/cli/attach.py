@@ -47,7 +47,7 @@ kv_events_options = with_options(
 
 @contextmanager
 def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
-    """Follow the KV events that a server publishes at `address`, and yield what follows them; None without an address.
+    """Yield an object that follows the KV events which a server publishes at `address`; None without an address.
 
     `replay` is the address from which missed events are fetched again; None: they are not.
     """
@@ -156,7 +156,9 @@ class _Result:
     """File or folder that is written once, also if several threads save it."""
 
     def __init__(self, output: Path | None, write: Callable[[Path], bool]) -> None:
-        """Save to `output` by calling `write` (None: nowhere), which returns False if there is nothing to write."""
+        """`write` writes to the path `output` and returns False if there is nothing to write. `output` None saves
+        nothing.
+        """
         self.is_written = False
         self._output, self._write, self._lock = output, write, Lock()
 

@@ -268,7 +268,9 @@ def _policies(
 def _named_policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[dict[str, AnyPolicy], list[str]]:
-    """Return the policies of the flags by name, and a note if some are left out."""
+    """Return policies by name: those called `names`, or all that serve the model; and a note on what is left out or
+    compared.
+    """
     if uniform_cache:
         paged = scenario.policy(Paged.name)
         assert isinstance(paged, Paged)

@@ -114,25 +114,25 @@ def _recording(source: str, seconds: float) -> Recording:
     from kvsim.live.address import parse_address
     from kvsim.recording import find, read
 
-    if not Path(source).exists():
-        try:
-            parse_address(source)
-        except UsageError:
-            return read(find(source))
-        from kvsim.live.event_feed import LiveFeed
+    if Path(source).exists():
+        return read(find(source))
+    try:
+        parse_address(source)
+    except UsageError:
+        return read(find(source))
+    from kvsim.live.event_feed import LiveFeed
 
-        feed = LiveFeed(source)
-        try:
-            ended = _watch(feed, seconds)
-            seen = feed.whole()
-        finally:
-            feed.close()
-        if seen is None:
-            silent = f"the server at {source} took no step in {seconds:g} s; give it longer: --seconds."
-            raise RecordingError(ended or silent)
-        _warn_of_end(ended)
-        return seen.recording
-    return read(find(source))
+    feed = LiveFeed(source)
+    try:
+        ended = _watch(feed, seconds)
+        seen = feed.whole()
+    finally:
+        feed.close()
+    if seen is None:
+        silent = f"the server at {source} took no step in {seconds:g} s; give it longer: --seconds."
+        raise RecordingError(ended or silent)
+    _warn_of_end(ended)
+    return seen.recording
 
 
 def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:

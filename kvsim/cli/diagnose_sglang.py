@@ -95,7 +95,9 @@ def _effect(tried: Tried, now: Tried) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Estimate the output tokens lost to a retraction: the loss per second until new_token_ratio is as before."""
+    """Estimate the output tokens lost to a retraction: the drop in tokens per second, for as long as new_token_ratio
+    stays raised.
+    """
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)
 

@@ -133,7 +133,6 @@ class _Findings(NamedTuple):
     multiples: Sequence[float]
     """Factors on the load for which servers are counted; empty for a single load."""
     growth: Sequence[Grown]
-    """Servers that the load needs at each factor in `multiples`."""
 
 
 def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: str | None) -> Sequence[float]:

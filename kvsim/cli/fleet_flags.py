@@ -153,10 +153,10 @@ def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
         if flags[name] is not None:
             raise UsageError("loads from a prefix store never fail here; leave out --failed-loads and "
                              "--kv-load-failure-policy.")  # fmt: skip
-    return PrefixStore(gib=gib, link=settings_from(KvLink, _transfers_in(flags)))
+    return PrefixStore(gib=gib, link=settings_from(KvLink, _take_transfers(flags)))
 
 
-def _transfers_in(flags: dict[str, Any]) -> dict[str, Any]:
+def _take_transfers(flags: dict[str, Any]) -> dict[str, Any]:
     """Set the flags of transfers in `flags` to None, and return the given values."""
     taken = {name: flags[name] for name in OF_TRANSFERS if flags[name] is not None}
     flags |= dict.fromkeys(OF_TRANSFERS)

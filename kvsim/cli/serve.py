@@ -61,7 +61,6 @@ class LocalServer(Server):
         self._asked = WeakSet[asyncio.BaseTransport]()
         """Connections that have sent at least one request."""
         self.num_browsers = 0
-        """Number of running interfaces."""
 
     def serve(self, debug: bool = False) -> None:  # noqa: ARG002  a parameter of Textual's server
         """Serve until Ctrl+C."""
@@ -171,7 +170,6 @@ class _HangUp(asyncio.Protocol):
     """Protocol that closes its connection at once."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Abort the connection."""
         if isinstance(transport, asyncio.Transport):
             transport.abort()
 

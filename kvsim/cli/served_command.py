@@ -64,7 +64,6 @@ def _split(args: Sequence[str]) -> tuple[list[str], ServerLine | None]:
 
 
 def _spellings(option: click.Parameter) -> Collection[str]:
-    """Return the spellings of a flag; none for a positional argument."""
     return [*option.opts, *option.secondary_opts] if isinstance(option, click.Option) else ()
 
 

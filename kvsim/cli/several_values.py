@@ -40,7 +40,9 @@ class ComparingCommand(ServedCommand):
     """Command in which one flag may have several values; a switch has the values on and off."""
 
     def kvsim_arguments(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return `args` with one value for each flag, as click parses it; `several_values` returns all values."""
+        """Return `args` for click, with only the first value of the compared flag; `several_values` returns all its
+        values.
+        """
         options = {
             spelling: option
             for option in self.params

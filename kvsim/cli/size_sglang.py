@@ -82,7 +82,6 @@ class _HostSlots(NamedTuple):
         return cls(num_pages * slots.page_size, num_pages * page_bytes, f"{why}; SGLang adds one page")
 
     def rows(self, on_one: str) -> list[tuple[str, str, str, str]]:
-        """Return the rows of the printed table about host memory."""
         of_one = "of each GPU" if on_one else ""
         return [
             ("host memory", size_words(self.num_bytes), of_one, self.why),
@@ -90,7 +89,6 @@ class _HostSlots(NamedTuple):
         ]
 
     def document(self) -> dict[str, Any]:
-        """Return the figures for JSON."""
         return {"num_host_slots": self.num_slots, "host_bytes": self.num_bytes}
 
 

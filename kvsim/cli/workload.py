@@ -75,7 +75,6 @@ def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float
 
 
 def _with_adapters(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Assign an adapter to each request, as --adapters asks."""
     if flags["adapters"] is None:
         return workload
     number, _, skew = flags["adapters"].partition(":")
@@ -92,7 +91,6 @@ def _with_adapters(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 
 def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Add images to the prompts, as --images asks."""
     text = flags["images"]
     if text is None:
         return workload

@@ -20,7 +20,7 @@ from kvsim.experiments.batches import Batches, make_batch
 Result = TypeVar("Result")
 
 _WATCH_S = 1.0
-"""Seconds between two looks of a worker process whether its parent process still exists."""
+"""Seconds between two checks of a worker process that its parent process still exists."""
 
 
 @contextmanager

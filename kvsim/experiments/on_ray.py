@@ -83,8 +83,6 @@ class RayWorkers:
 
 
 class _Worker:
-    """Actor that makes one batch after another."""
-
     def make(
         self, call: Callable[[Any, Any], Result], common: Any, own: Mapping[str, Any]
     ) -> tuple[list[tuple[str, Result]], float]:

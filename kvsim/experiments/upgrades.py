@@ -193,7 +193,6 @@ class _Simulated:
         self.figures = _sizes(policy, machine) | _figures(recording)
 
     def differs(self, other: _Simulated) -> bool:
-        """Tell whether a decision or a figure differs between two runs."""
         return self.first_moment(other) is not None or repr(self.figures) != repr(other.figures)
 
     def first_moment(self, other: _Simulated) -> int | None:

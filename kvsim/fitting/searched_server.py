@@ -112,7 +112,7 @@ class SearchedServer(ABC):
 
     @property
     def fleet_words(self) -> str:
-        """Description of the replicas or ranks; empty for one server."""
+        """Description of the replicas, or of the prefill and decode servers; empty for one server."""
         if self.apart is not None:
             return f"{self.apart.num_prefill} prefill, {self.apart.num_decode} decode"
         return fleet_words(self.replicas)

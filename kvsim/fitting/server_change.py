@@ -68,7 +68,7 @@ def change(server: SearchedServer, kind: Kind, words: str, **fields: object) -> 
 
 
 def limit_changes(server: SearchedServer, limit: NamedLimit, values: Sequence[int]) -> Iterator[ServerChange]:
-    """Yield a change of `limit` to each of `values` that it does not have already."""
+    """Yield a change of `limit` to each of `values`, except to its present value."""
     for value in values:
         if value != limit.value:
             words = f"{limit.name} {value:,} instead of {limit.value:,}"

@@ -211,7 +211,6 @@ class SGLangServer(SearchedServer, SGLangSettings):
             return SGLangSettings().max_running_requests
 
     def _check_arguments(self) -> None:
-        """Check that SGLang accepts these arguments, and that kvsim simulates them."""
         model, page = self.model, self.page_size
         pages, longest = page_sizes(self.gpu, model), model.max_position_embeddings
         by_priority = self.enable_priority_scheduling

@@ -36,7 +36,6 @@ class CachedTokens(NamedTuple):
     most: Tokens
     """Largest possible number of tokens in the prefix cache."""
     computed: Tokens
-    """Number of computed tokens."""
     with_next_step: Tokens
     """Largest number of tokens that would be in the prefix cache if one more step had been scheduled."""
 

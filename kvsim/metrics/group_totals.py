@@ -110,7 +110,6 @@ class _Holders:
 
     @classmethod
     def of(cls, replay: Replay) -> _Holders:
-        """Sort all allocations and releases of a recording by block."""
         ledger = replay.ledger
         part = ledger.part(0, ledger.num_ops)
         assert part.group is not None

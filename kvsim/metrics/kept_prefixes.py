@@ -212,8 +212,8 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for each request, the last step before it released all its memory the last time before `seq`; -1 if it
-    never did.
+    """Return, for each request, the last step before its latest release of all memory earlier than `seq`; -1 without
+    such a release.
     """
     memory, ends = recording.memory, recording.memory.ends
     key = sort_key(memory.request[ends], memory.seq[ends])

@@ -68,7 +68,6 @@ class _ReleasedBlocks(NamedTuple):
     junction: IntArray
     """Number of tokens before the junction of the block's request; 0 for none, `_UNKNOWN` if it may be anywhere."""
     is_hit: npt.NDArray[np.bool_]
-    """True if the request got the block as a prefix hit."""
 
     @classmethod
     def of(cls, recording: Recording, tables: Holdings, extents: IntArray, junction: IntArray) -> _ReleasedBlocks:

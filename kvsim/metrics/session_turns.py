@@ -184,7 +184,6 @@ class _Evictions(NamedTuple):
     """Key of the block's prefix times `num_groups`, plus the number of its group: a single number to search for."""
     num_groups: int
     row: IntArray
-    """Row of `memory.parquet` with the eviction."""
     by: IntArray
     """Request that got the block next."""
 

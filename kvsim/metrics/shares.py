@@ -53,7 +53,7 @@ class WasteShares:
 
 
 UNKNOWN_SHARES = WasteShares(pool_percent=np.full(NUM_STATES, np.nan), allocated_percent=np.full(NUM_STATES, np.nan))
-"""Shares of a recording without events."""
+"""Shares if there are no slots to count: NaN in every state."""
 
 
 def waste_shares(waste: Waste) -> WasteShares:

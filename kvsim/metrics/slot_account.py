@@ -189,7 +189,6 @@ def _account(replay: Replay, unusable: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
-    """Return the totals at every frame, for a pool with one KV-cache group."""
     tables, held = _FrameSlots.of(replay), replay.num_units * replay.unit_slots - free
     progress = Ramps(replay)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))
@@ -228,7 +227,6 @@ class _FrameSlots:
     """
 
     lengths: npt.NDArray[np.int64]
-    """Number of allocated slots."""
     rounding: npt.NDArray[np.int64]
     """Number of allocated slots for which no request asked, because the allocator rounded up."""
     within_full: npt.NDArray[np.int64]

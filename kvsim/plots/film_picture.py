@@ -134,8 +134,6 @@ class _Grid:
 
 
 class _Layout:
-    """Layout of the parts of a film's frame."""
-
     def __init__(self, film: Film) -> None:
         self._film = film
         fonts = Path(mpl.get_data_path(), "fonts", "ttf")
@@ -164,7 +162,6 @@ class _Layout:
         self.size = (self._width + self._width % 2, height + height % 2)
 
     def draw(self, frame: int) -> Image.Image:
-        """Draw one frame in full colour."""
         image = Image.new("RGB", self.size, "white")
         pen = ImageDraw.Draw(image)
         film = self._film

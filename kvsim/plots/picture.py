@@ -58,7 +58,6 @@ class _Several(tuple[Patch, ...]):
 
     @classmethod
     def of(cls, patches: Iterable[Patch], label: str) -> _Several:
-        """Combine `patches` under one `label`."""
         several = cls(patches)
         several.label = label
         return several
@@ -293,7 +292,6 @@ class Picture(Figure):
         image.save(file, format="png", pnginfo=text, dpi=(self.dpi, self.dpi), compress_level=_PNG_LEVEL)
 
     def _repr_png_(self) -> bytes:
-        """Return the figure as PNG, for notebooks."""
         drawn = io.BytesIO()
         self.write(drawn, "png", {})
         return drawn.getvalue()

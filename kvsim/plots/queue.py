@@ -27,13 +27,9 @@ _NUM_WAIT_BINS = 120
 
 
 class _Queue(NamedTuple):
-    """Waiting requests of one recording."""
-
     name: str
     mean: float
-    """Mean number of waiting requests over time."""
     most: int
-    """Largest number of waiting requests."""
     waits_s: FloatArray
     """Wait of each finished request in seconds; NaN if unknown."""
 

@@ -88,7 +88,7 @@ class Dispatcher:
     ) -> None:
         """Args:
         router: chooses a server for each request.
-        requests: describes, for the router, the request in a row of the workload that is sent at a time in seconds.
+        requests: returns what the router sees of a request, from its row in the workload and the time it is sent.
         num_requests: number of requests among which samples of duplicate prefixes are taken; 0 for no samples.
         num_units: number of units in each server's pool.
         lag_s: age in seconds of the prefix hits that the router sees.

@@ -89,7 +89,7 @@ def breakdown(driver: Driver) -> Breakdown:
     if driver.engine.memory is CUSTOM:
         return breakdown_of(driver, _held_in_custom_units(driver))
     of_blocks = driver.engine.memory in _OF_BLOCKS
-    return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_by_sequence(driver))
+    return breakdown_of(driver, _held_in_blocks(driver) if of_blocks else _held_in_extents(driver))
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
@@ -101,8 +101,7 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
     return Breakdown(slots=slots)
 
 
-def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots in each state, over the extents of all running sequences."""
+def _held_in_extents(driver: Driver) -> npt.NDArray[np.int64]:
     slots = np.zeros(NUM_STATES, np.int64)
     for number in driver.running():
         sequence = driver.engine.sequences[number]
@@ -113,7 +112,6 @@ def _held_by_sequence(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots in each state, over all held blocks."""
     tables = (
         (group, held(driver, number, group))
         for number in driver.holders()
@@ -123,7 +121,6 @@ def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
 
 
 def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots in each state, over all held units of a custom allocator."""
     rules: Any = driver.engine.rules
     tables = (
         (0, Held(units, int(sequence.computed + sequence.rejected), 0, int(sequence.full_tokens)))
@@ -184,7 +181,9 @@ def reuses_first(engine: Engine) -> bool:
 
 
 def _check_custom_units(driver: Driver) -> None:
-    """Check a custom allocator's units: references, numbers of free and cached units, and who holds some."""
+    """Check a custom allocator's units: their references, the numbers of free and cached units, and which requests hold
+    units.
+    """
     engine = driver.engine
     rules: Any = engine.rules
     state, units = engine.state, rules.units
@@ -245,7 +244,6 @@ def check_totals(driver: Driver, counted: Breakdown) -> None:
 
 
 def _check_rectangle(engine: Engine) -> None:
-    """Check the running totals of a static batch against a fresh count over its rows."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step = batch.step - 1
     width = batch.stride if settings.preallocated else batch.prompt_width + step

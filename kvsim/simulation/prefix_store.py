@@ -39,7 +39,6 @@ class PrefixStore:
     """Settings of a prefix store: memory that the servers of a fleet share, such as a part of each host's memory."""
 
     gib: float
-    """Size of the store in GiB."""
     link: KvLink = _DEFAULT_LINK
     """Link of each server, or of each of its data-parallel ranks, to the store."""
 
@@ -150,7 +149,6 @@ class SharedStore:
     """The prefix store of a fleet on the simulation's clock. Servers use it as their `Exchanging`."""
 
     def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
-        """Create the store of the servers of `setup`."""
         _check(setup)
         block_bytes = setup.pool.bytes_per_unit * setup.machine.model.tensor_parallel_size
         self.content = StoredPrefixes(int(store.gib * (1 << 30)) // block_bytes)

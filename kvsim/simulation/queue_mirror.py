@@ -32,14 +32,11 @@ class QueueMirror:
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks
         self.num_free = 0
-        """Number of blocks in the queue."""
         self.num_cached = 0
         """Number of blocks in the queue that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Move the blocks that the engine has `written` as the engine has moved them, and compare the links of all
-        moved blocks.
-        """
+        """Repeat the engine's moves of the blocks in `written`, and compare the links of all moved blocks."""
         touched = {HEAD}
         unplaced = set()
         # 1. Remove every written block.

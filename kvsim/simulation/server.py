@@ -258,7 +258,6 @@ class ServerProcess:
         return self._sent | self._environment.timeout(max(wake_s - self._environment.now, 0.0))
 
     def _pass_on_transfers(self) -> None:
-        """Let the exchange, if there is one, process the transfers that began in the last slice."""
         if self._exchange is not None:
             self._exchange.process_transfers(self)
 

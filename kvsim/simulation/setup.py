@@ -31,6 +31,8 @@ from kvsim.steptime import RankTimes, StepTimeModel
 from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
+_MOST_RANKS = 1_000
+"""Largest number of data-parallel ranks: the most servers that the command line allows."""
 ProgressCallback = Callable[[int, int], None]
 """Function that is called from time to time with the numbers of ended requests and of all requests."""
 
@@ -68,7 +70,7 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setup:
-    """All inputs of a run, and the figures that follow from them. One setup may be for several equal servers."""
+    """All inputs of a run, and what follows from them, such as the pool. Several equal servers may share one setup."""
 
     workload: Workload
     policy: AnyPolicy
@@ -191,12 +193,9 @@ class Setup:
 
 
 def check_number_of_ranks(num_ranks: int) -> None:
-    """Refuse more data-parallel ranks than the most servers that the command line allows."""
+    """Refuse more than `_MOST_RANKS` data-parallel ranks."""
     if num_ranks > _MOST_RANKS:
         raise UsageError(f"--data-parallel-size should be at most {_MOST_RANKS:,} in a simulation, not {num_ranks:,}.")
-
-
-_MOST_RANKS = 1_000
 
 
 def check_ranks(setup: Setup, num_ranks: int) -> None:

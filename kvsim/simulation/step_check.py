@@ -27,7 +27,6 @@ class Checks:
     """
 
     def __init__(self, driver: Driver) -> None:
-        """Check the engine of `driver`."""
         self.driver = driver
         self._num_steps = 0
         self._mirror: PoolMirror | None = None
@@ -60,7 +59,6 @@ class PoolMirror:
     """Copy of a pool of blocks that follows the changes of each step, and is compared with the engine's figures."""
 
     def __init__(self, driver: Driver) -> None:
-        """Copy the whole pool."""
         self._blocks = driver.engine.blocks
         self._written = watch(self._blocks)
         self._queue = QueueMirror(len(self._blocks), reuses_first=reuses_first(driver.engine))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """Slots of one block by state, as one table that lists the block sees them, or as all of its tables do together."""
+    """Slots of one block by state: as one table that lists the block counts them, or as all such tables together do."""
 
     written: int
     expired: int
@@ -83,7 +83,6 @@ class TableMirror:
     """Copy of all tables as of the last update, and the slots of their blocks by state."""
 
     def __init__(self, unit_slots: int) -> None:
-        """`unit_slots` is the number of slots of a block."""
         self._unit_slots = unit_slots
         self._tables: dict[tuple[int, int], Held] = {}
         self._holders: dict[int, dict[_Entry, Content]] = {}

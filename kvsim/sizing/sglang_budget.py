@@ -40,8 +40,7 @@ _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1
 _MANY = 4
 """Smallest number of GPUs for which the last number of an entry of `_CARDS` holds."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
-"""Smallest and largest default of `max_running_requests`, and its value per `context_length` of slots.
-"""
+"""Smallest and largest default of `max_running_requests`, and the default per `context_length` tokens of slots."""
 _BLACKWELL = "Blackwell GB100"
 """Beginning of the architecture of data-center GPUs such as B200 and B300, but not of workstation GPUs."""
 _PAGES_ON_BLACKWELL = (64, 16, 32, 128)
