@@ -137,7 +137,9 @@ class UnknownNameError(UsageError):
 
 
 def _some(names: list[str], listed_by: str) -> str:
-    """Return all names as text if they are few; otherwise the first ones, and the command that lists all."""
+    """Return all names as text if they are few; otherwise the first ones, and the command that lists all, if there is
+    one.
+    """
     if len(names) <= _MOST_NAMED:
         return f"there are {', '.join(names)}."
     num_named = _MOST_NAMED // 2

@@ -1,8 +1,7 @@
-"""List the caches of each decoder layer of a transformer, from its `config.json`, by the rules of vLLM 0.25.1.
+"""Caches of each decoder layer of a transformer, from its `config.json`, by the rules of vLLM 0.25.1.
 
-The size of the KV cache follows from this list. Each function of this module is for one family of architectures. It
-tells which layers have full attention, a sliding window, chunks or a latent. Models with recurrent layers are in
-`kvsim.models.recurrent`.
+The size of the KV cache follows from them. Most functions are for one family of architectures, and tell which layers
+have full attention, a sliding window, chunks or a latent. Models with recurrent layers are in `kvsim.models.recurrent`.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ MOST_LAYERS = 10_000
 """Largest number of layers of a model; real models have far fewer."""
 
 Caches = list[tuple["Layer", ...]]
-"""Caches of each decoder layer; an empty tuple for a layer without a cache."""
+"""Caches of each decoder layer: an empty tuple for a layer without a cache."""
 
 
 def num_layers(config: Config) -> int:
-    """Return the number of decoder layers: the stated number, or else the length of the stated list of layers."""
+    """Return the number of decoder layers: as stated, or else the length of the stated list of layers."""
     for field in ("hybrid_override_pattern", "layers_block_type"):
         pattern = config.fields.get(field)
         if isinstance(pattern, str | list) and pattern and not config.states("num_hidden_layers"):
@@ -57,7 +56,7 @@ def head_dim(config: Config) -> int:
 
 
 def hidden_size(config: Config) -> int:
-    """Return the number of elements of a hidden vector, which passes from layer to layer."""
+    """Return the number of elements of the vector that passes from layer to layer."""
     return config.count("hidden_size", "n_embd", "d_model")
 
 
@@ -70,11 +69,11 @@ def full(config: Config) -> FullAttention:
 
 
 def by_layer_types(config: Config) -> Caches:
-    """List full and sliding layers as `layer_types` names them, if that list has both kinds.
+    """List the caches of full and sliding layers as `layer_types` names them, if that list has both kinds.
 
     Otherwise all layers are of one kind: sliding if `sliding_window` is set and `use_sliding_window` is not false, else
-    full. vLLM ignores a list with only one kind, too (`is_interleaved` is false); the window of the model then applies
-    to all layers.
+    full. vLLM, too, ignores a list with one kind (`is_interleaved` is false) and applies the model's window to all
+    layers.
     """
     kinds = config.texts("layer_types", num_layers(config))
     if kinds is not None:
@@ -92,7 +91,7 @@ def by_layer_types(config: Config) -> Caches:
 
 
 def windowed(config: Config, is_sliding: Sequence[bool]) -> Caches:
-    """List full and sliding layers with the same heads. `is_sliding` is True for each sliding layer."""
+    """List the caches of full and sliding layers with the same heads. `is_sliding` is True for each sliding layer."""
     layer = full(config)
     if not any(is_sliding):
         return [(layer,)] * len(is_sliding)
@@ -106,10 +105,10 @@ def windowed(config: Config, is_sliding: Sequence[bool]) -> Caches:
 
 
 def full_every_nth(n: int, config: Config) -> Caches:
-    """List layers of which every `n`-th has full attention and all others have a sliding window.
+    """List the caches of layers of which every `n`-th has full attention, and all others a sliding window.
 
-    If the configuration states `layer_types`, it is used instead. If it states `sliding_window_pattern`, that replaces
-    `n`.
+    If the configuration states `layer_types`, `by_layer_types` decides instead. If it states `sliding_window_pattern`,
+    that number replaces `n`.
     """
     if config.states("layer_types"):
         return by_layer_types(config)
@@ -118,26 +117,28 @@ def full_every_nth(n: int, config: Config) -> Caches:
 
 
 def gpt_oss(config: Config) -> Caches:
-    """List the layers of gpt-oss: 0, 2, 4 and so on have a sliding window, even if `layer_types` states otherwise."""
+    """List the caches of gpt-oss: every second layer, from the first on, has a sliding window, even if `layer_types`
+    differs.
+    """
     return windowed(config, [index % 2 == 0 for index in range(num_layers(config))])
 
 
 def gemma_3n(config: Config) -> Caches:
-    """List the layers of Gemma 3n. Its last layers have no cache: they read the caches of earlier layers."""
+    """List the caches of Gemma 3n. Its last layers have none: they read those of earlier layers."""
     return _without_shared(config, full_every_nth(5, config))
 
 
 def _without_shared(config: Config, layers: Caches) -> Caches:
-    """Return `layers` without the caches of the last `num_kv_shared_layers` layers.
-
-    These layers read the caches of earlier layers.
-    """
+    """Remove the caches of the last `num_kv_shared_layers` layers, which read those of earlier layers."""
     num_shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - num_shared] + [()] * num_shared
 
 
 def gemma_4(config: Config) -> Caches:
-    """List the layers of Gemma 4. Full and sliding layers have different heads. The last layers may have no cache."""
+    """List the caches of Gemma 4. Full and sliding layers differ in number and size of KV heads.
+
+    The last layers may have no cache: they read those of earlier layers.
+    """
     layers = full_every_nth(6, config)
     layers[-1] = (full(config),)  # the last layer is full, even if the pattern makes it sliding
     layers = [
@@ -150,7 +151,7 @@ def gemma_4(config: Config) -> Caches:
 
 
 def _gemma_4_full_layer(config: Config, index: int) -> FullAttention:
-    """Return the full-attention layer with number `index` of Gemma 4.
+    """Return the full-attention layer with index `index` of Gemma 4.
 
     The configuration states its heads in `per_layer_config`, under "05" or "5" for layer 5, or in fields for all full
     layers.
@@ -165,7 +166,7 @@ def _gemma_4_full_layer(config: Config, index: int) -> FullAttention:
 
 
 def llama_4(config: Config) -> Caches:
-    """List the layers of Llama 4. Layers with rotary positions have chunked attention, all others have full attention.
+    """List the caches of Llama 4: chunked attention in layers with rotary positions, full attention in all others.
 
     By default, every fourth layer has no rotary positions.
     """
@@ -189,7 +190,7 @@ def llama_4(config: Config) -> Caches:
 
 
 def latent(config: Config) -> Caches:
-    """List the layers of DeepSeek. Every layer caches a latent and, with sparse attention, the keys of an indexer."""
+    """List the caches of DeepSeek. Every layer has a latent and, with sparse attention, the keys of an indexer."""
     sparse = config.count("index_topk", default=0, least=0) > 0
     layer = Mla(
         kv_lora_rank=config.count("kv_lora_rank"), rope_dim=config.count("qk_rope_head_dim", least=0), sparse=sparse

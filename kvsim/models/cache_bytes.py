@@ -1,4 +1,4 @@
-"""Compute the bytes of one token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
+"""Bytes of one token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
 
 The sizes are those that vLLM 0.25.1 allocates. With `int4_per_token_head`, vLLM packs two elements into a byte only in
 full-attention layers. In sliding layers, and in chunked layers converted to full ones, it allocates twice the bytes
@@ -21,7 +21,7 @@ _NOT_MLA = ("fp8_e5m2", "nvfp4", "fp8_per_token_head", "int8_per_token_head", "i
 _SPARSE = ("auto", "bfloat16", "fp8", "fp8_ds_mla")
 """Cache types that vLLM's backend for sparse MLA supports."""
 _SCALE_BYTES = 4
-"""Number of bytes of a float32 scale. `per_token_head` types have a scale for each key and each value of each head."""
+"""Bytes of a float32 scale. `per_token_head` types have a scale for each key and each value of each head."""
 
 
 def check_kv_cache_dtype(kv_cache_dtype: str) -> None:
@@ -47,12 +47,11 @@ def bytes_per_token(
 ) -> int:
     """Return the number of bytes of one token in `layer` on each GPU. `auto` means the model's `dtype`.
 
-    The keys of an indexer have their own type, whatever the two types are. Each GPU holds these keys and latents as a
-    whole. The size follows from vLLM's layout of the cache, which is defined for more types than the backends support:
-    see `check_layer_takes`.
+    The keys of an indexer have a type of their own. Each GPU holds these keys and latents as a whole. The size follows
+    from vLLM's layout of the cache, which is defined for more types than the backends support: see `check_layer_takes`.
 
     Raises:
-        UsageError: the cache type is unknown, or it is nvfp4 and the layer has a latent.
+    UsageError: the cache type is unknown, or it is nvfp4 and the layer has a latent.
     """
     check_kv_cache_dtype(kv_cache_dtype)
     if isinstance(layer, Indexer):
@@ -73,13 +72,12 @@ def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
 
 
 def _key_and_value(layer: FullAttention) -> tuple[int, int]:
-    """Return the numbers of elements in the key and in the value of one head."""
     # For a chunked layer, vLLM takes values to be as large as keys.
     return (layer.head_dim, layer.head_dim if isinstance(layer, ChunkedLocal) else layer.value_head_dim)
 
 
 def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
-    """Return the number of elements stored for a key or value with `head_dim` elements, scales not included."""
+    """Return the number of elements that are stored for a key or value with `head_dim` elements, without scales."""
     if kv_cache_dtype == "nvfp4":
         return head_dim // 2 + head_dim // 16  # two in a byte, and a one-byte scale for every 16
     if kv_cache_dtype == "int4_per_token_head" and not isinstance(layer, SlidingWindow):
@@ -88,7 +86,6 @@ def _stored(layer: FullAttention, head_dim: int, kv_cache_dtype: str) -> int:
 
 
 def _mla_bytes(layer: Mla, latent_element_bytes: int, kv_cache_dtype: str) -> int:
-    """Return the number of bytes of one token in a layer with a latent."""
     if kv_cache_dtype == "nvfp4":
         check_layer_takes(layer, kv_cache_dtype)
     if kv_cache_dtype == "fp8_ds_mla" or (layer.sparse and kv_cache_dtype.startswith("fp8")):

@@ -1,4 +1,4 @@
-"""Read and check fields of a Hugging Face `config.json`. An error names the file, the field and its valid values."""
+"""Fields of a Hugging Face `config.json`, with checks. An error names the file, the field and its valid values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from kvsim.files.values import is_integer, is_number
 LARGEST = 1 << 27
 """Largest valid number in a field with a count."""
 _MOST_SHOWN = 80
-"""Maximum number of characters of an invalid value in a message."""
+"""Largest number of characters of an invalid value in a message."""
 _TEXT_MODELS = ("text_config", "llm_config", "language_config")
-"""Fields in which an image model has the configuration of its text model."""
+"""Fields that hold the configuration of the text model of an image model."""
 _INHERITED = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")
 """Fields of an image model that also apply to its text model."""
 
@@ -22,7 +22,7 @@ class Config:
     """Fields of one configuration. An image model has the fields of its text model inside one field, see `text`."""
 
     def __init__(self, fields: Mapping[str, Any], where: str, architecture: str = "") -> None:
-        """Store the fields. `where` names the file in messages; `architecture` is the class of the text model."""
+        """`where` names the file in messages. `architecture` is the class of the text model; empty if unknown."""
         self.fields = fields
         self.where = where
         self.architecture = architecture
@@ -49,7 +49,7 @@ class Config:
         The number must be from `least` to `most`. If several of the fields are stated, they must have the same value.
 
         Raises:
-            UsageError: a value is invalid, or none is stated and there is no default.
+        UsageError: a value is invalid, or none is stated and there is no default.
         """
         right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]
@@ -68,16 +68,16 @@ class Config:
         return default
 
     def positive(self, name: str, *, default: float | None = None) -> float:
-        """Return the number in field `name`, or `default` if there is none: above 0 and at most a million."""
+        """Return the number in field `name`, or `default` if not stated. It must be above 0 and at most a million."""
         value = self.fields.get(name, default)
         if not is_number(value, 0, 1e6) or value == 0:
             raise self.wrong(name, "a number above 0 and at most 1,000,000")
         return value
 
     def indices(self, name: str, below: int, *, first: int = 0) -> frozenset[int]:
-        """Return the layers that the list in field `name` has, numbered from 0; an empty set without the list.
+        """Return the indices, from 0, of the layers in the list of field `name`; an empty set without the list.
 
-        The list itself numbers the layers from `first`; the model has `below` layers.
+        The list itself counts layers from `first`. The model has `below` layers.
         """
         value = self.fields.get(name)
         if value is None:
@@ -98,9 +98,9 @@ class Config:
         return value
 
     def texts(self, name: str, length: int | None = None) -> tuple[str, ...] | None:
-        """Return the texts in the list in field `name`; None without the field.
+        """Return the texts in the list of field `name`; None without the field.
 
-        The list must have `length` texts; None allows any number.
+        The list must have `length` texts, or any number if that is None.
         """
         value = self.fields.get(name)
         if value is None:
@@ -116,8 +116,9 @@ class Config:
         return tuple(value)
 
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
-        """Return the error for field `name`, whose value must be `right`. `shown` replaces the wrong value in the
-        message; empty: it does not.
+        """Return the error for field `name`, whose value must be `right`.
+
+        `shown` stands in the message in place of the wrong value, unless it is empty.
         """
         value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
         what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"

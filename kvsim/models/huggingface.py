@@ -1,4 +1,5 @@
-"""Convert a Hugging Face `config.json` to a `Model`. Refuse a model whose cache size kvsim cannot compute exactly.
+"""Conversion of a Hugging Face `config.json` to a `Model`. A model whose cache size kvsim cannot compute exactly is
+refused.
 
 `--model` reads a configuration in this way if `listed.toml` does not have the model. The listed models are built by the
 same rules.
@@ -33,7 +34,7 @@ from kvsim.models.stated import check_layers, check_stated
 from kvsim.models.vision import vision_tower
 
 Rule: TypeAlias = Callable[[Config], attention.Caches]
-"""Function that lists the caches of each layer of a model, from its configuration."""
+"""Function that lists the caches of each layer of a model, from the model's configuration."""
 
 _PLAIN = """
 AfmoeForCausalLM ApertusForCausalLM ArceeForCausalLM CohereForCausalLM CwmForCausalLM Ernie4_5ForCausalLM
@@ -94,7 +95,7 @@ _WRAPPERS: Mapping[str, str] = {
     "Qwen3_5ForConditionalGeneration": "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForConditionalGeneration": "Qwen3_5MoeForCausalLM",
 }
-"""Class of the text model in each image model, by the class of the image model in `architectures`."""
+"""Class of the text model of each image model, by the class of the image model in `architectures`."""
 
 _LIGHTNING = "lightning attention (the zeros of attn_type_list), whose states have a type of their own"
 _NOT_MODELLED: Mapping[str, str] = {
@@ -109,8 +110,11 @@ _NOT_MODELLED: Mapping[str, str] = {
 def read_config(path: Path, longest: int | None = None) -> Model:
     """Read the model from a `config.json`, or from a folder with that file.
 
-    Its name is `_name_or_path` in the file; without that, it is the name of the folder. `longest` is the number of
-    tokens in the longest sequence, used only if the file states none.
+    Its name is `_name_or_path` in the file or, without that, the name of the folder. `longest` is the number of tokens
+    in the longest sequence, used only if the file states none.
+
+    Raises:
+    UsageError: the file cannot be read, or describes no model that kvsim knows.
     """
     file = path / "config.json" if path.is_dir() else path
     try:
@@ -142,9 +146,9 @@ def _name_of(file: Path) -> str:
 
 
 def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: int | None = None) -> Model:
-    """Build the model from the fields of a `config.json`.
+    """Build the model called `name` from the fields of a `config.json`.
 
-    `name` is its name, and `where` names the file in messages. `longest` is as in `read_config`.
+    `where` names the file in messages. `longest` is as in `read_config`.
     """
     config = Config(fields, where)
     architecture = _architecture(config)
@@ -204,13 +208,13 @@ def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[
 
 
 def _chunk(text: Config) -> int | None:
-    """Return the number of tokens that a Mamba-2 kernel processes at a time; None if none is stated."""
+    """Return the number of tokens that a Mamba-2 kernel processes at a time; None if not stated."""
     names = ("mamba_chunk_size", "chunk_size")
     return text.count(*names) if any(map(text.states, names)) else None
 
 
 def _has_heads(text: Config) -> bool:
-    """Tell whether the model has attention heads. Models of Mamba layers alone have none."""
+    """Tell whether the model has attention heads. A model that consists of Mamba layers has none."""
     return any(text.states(name) for name in ("num_attention_heads", "n_head", "n_heads"))
 
 
@@ -225,7 +229,7 @@ _OTHER_FILES = {
     "crop_size": "a processor of images; --model takes the config.json beside it",
     "added_tokens": "a tokenizer (tokenizer.json); --model takes the config.json beside it",
 }
-"""Fields that show that a file is no `config.json`, and what the file is."""
+"""Fields that show that a file is no `config.json`, and what the file is instead."""
 
 
 def _architecture(config: Config) -> str:

@@ -1,4 +1,4 @@
-"""Compute how many prompt tokens an image has, for `--image`, as the processors of Qwen2.5-VL and Qwen3-VL do.
+"""Number of prompt tokens of an image, for `--image`, as the processors of Qwen2.5-VL and Qwen3-VL compute it.
 
 The processor scales an image so that both sides are multiples of one length (`side_pixels`) and the area is within
 limits. Each square with sides of this length becomes one token. In the prompt, one marker token precedes the tokens of
@@ -20,10 +20,10 @@ _MOST_STRETCHED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageRule:
-    """Rule by which a processor scales images: the side of a token and the limits of the area."""
+    """Rule by which a processor scales images: the side of a token, and the limits of the area."""
 
     side_pixels: int
-    """Side length in pixels of the square that becomes a token: that of a patch, times the patches merged per side."""
+    """Side in pixels of the square that becomes a token: the side of a patch, times the patches merged per side."""
     least_pixels: int
     """Smallest area of a scaled image, in pixels."""
     most_pixels: int
@@ -35,7 +35,11 @@ class ImageRule:
         return self.most_pixels // self.side_pixels**2
 
     def scaled(self, width: int, height: int) -> tuple[int, int]:
-        """Return the width and the height, in pixels, to which the processor scales an image."""
+        """Return the width and the height, in pixels, to which the processor scales an image.
+
+        Raises:
+        UsageError: the processor refuses the image, because one side is too long.
+        """
         if min(width, height) < 1 or max(width, height) > _MOST_STRETCHED * min(width, height):
             raise UsageError(
                 f"the processor refuses an image of {width}x{height} pixels: one side may be at most "
@@ -68,7 +72,11 @@ RULES = {
 
 
 def image_rule(image_class: str) -> ImageRule:
-    """Return the rule for image models of class `image_class`."""
+    """Return the rule for image models of class `image_class`.
+
+    Raises:
+    UsageError: kvsim does not know the rule.
+    """
     if image_class not in RULES:
         raise UsageError(
             f"the tokens of an image of {image_class} are not known to kvsim; those of Qwen2.5-VL and Qwen3-VL are. "

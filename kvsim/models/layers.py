@@ -22,7 +22,7 @@ class StateTensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Number of bytes of the tensor."""
+        """Bytes of the tensor."""
         return prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
@@ -56,7 +56,7 @@ class SlidingWindow(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedLocal(FullAttention):
-    """Cache with keys and values of the tokens from the last multiple of `window` on."""
+    """Cache with keys and values of the tokens of the current chunk: those from the last multiple of `window` on."""
 
     kind: str = field(default="chunked_local", init=False)
     window: int
@@ -64,7 +64,7 @@ class ChunkedLocal(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mla:
-    """Cache with a latent of every token, from which keys and values of all heads follow (MLA)."""
+    """Cache with a latent of every token (MLA), from which the keys and values of all heads are computed."""
 
     kind: str = field(default="mla", init=False)
     kv_lora_rank: int
@@ -87,7 +87,7 @@ class Indexer:
 
     @property
     def bytes_per_token(self) -> int:
-        """Number of bytes of the key of one token, on each GPU."""
+        """Bytes of the key of one token, on each GPU."""
         return self.head_dim + self.head_dim // 128 * 4
 
 
@@ -215,4 +215,4 @@ Layer: TypeAlias = Attention | Indexer | Recurrent
 LAYER_CLASSES: dict[str, type[Layer]] = {
     layer_class.__dataclass_fields__["kind"].default: layer_class for layer_class in get_args(Layer)
 }
-"""Class of a cache by its `kind`, which is its name in recordings."""
+"""Class of a cache by its `kind`, which recordings contain."""

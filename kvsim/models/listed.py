@@ -1,4 +1,4 @@
-"""Find the model that `--model` names, in `listed.toml` or in a `config.json`.
+"""Lookup of the model that `--model` names, in `listed.toml` or in a `config.json`.
 
 `listed.toml` has one table per model. Parsing all tables would delay every command, so the file is split as text, and a
 table is parsed only when its model is used.
@@ -21,7 +21,7 @@ from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
 
 _VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia", "c4ai"))
-"""Words in the name of a model that do not change its shape: names of variants and of makers."""
+"""Words in the name of a model that do not change its shape: names of variants and makers."""
 _TOKEN = re.compile(r"v\d+(?:\.\d+)*|a?\d+(?:\.\d+)?[bmke](?![a-z])|\d+x\d+b|[a-z]+|\d+(?:\.\d+)*")
 """Pattern of one word in the name of a model, such as "v0.2", "7b", "8x7b", "llama" or "3.1"."""
 _SIZE = re.compile(r"(?:\d+x)?\d+(?:\.\d+)?[bm]")
@@ -36,7 +36,7 @@ _QUANTIZED = (
 )
 """Endings of the names of quantized checkpoints, each with its value of `--quantization`."""
 _CACHED = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)")
-"""Pattern of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B"; groups: owner and title."""
+"""Pattern of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B". Its groups: owner and title."""
 _BEGIN = "\n[[model]]\n"
 """Text with which each table of `listed.toml` begins."""
 
@@ -53,7 +53,7 @@ def each_model() -> Iterator[Model]:
 
 @cache
 def _tables() -> dict[str, str]:
-    """Return the text of each table in `listed.toml`, by the name of its model."""
+    """Return the text of each table in `listed.toml`, by the name of the table's model."""
     _, *tables = Path(__file__).with_name("listed.toml").read_text(encoding="utf-8").split(_BEGIN)
     # The first quoted text of a table is the model's name.
     return {table.partition('"')[2].partition('"')[0]: _BEGIN + table for table in tables}
@@ -61,14 +61,12 @@ def _tables() -> dict[str, str]:
 
 @cache
 def _entry(name: str) -> dict[str, Any]:
-    """Return the parsed table of a model."""
     (entry,) = tomllib.loads(_tables()[name])["model"]
     return dict(entry)
 
 
 @cache
 def _model(name: str) -> Model:
-    """Build a listed model."""
     entry = _entry(name)
     fields = entry["config"]
     if isinstance(fields.get("layer_types"), str):
@@ -95,18 +93,18 @@ def find_model(name: str, longest: int | None = None) -> Model:
 
     - A path to a `config.json`, to its folder, or to a model folder in the cache of Hugging Face gives the model
       described there.
-    - Owner and variant words may be left out: "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and
-      "llama-3-8b" are one model.
+    - Owner and variant words may be left out: "meta-llama/Meta-Llama-3-8B", "Meta-Llama-3-8B-Instruct" and "llama-3-8b"
+      are one model.
     - An unknown owner or folder is ignored: "unsloth/Llama-3.2-1B", "/models/Qwen3-8B".
     - Words at both ends of a name with a size may be left out, if only one listed model matches. A name without a size
       must have all words, because "mistral" would be ambiguous.
     - An ending such as "-AWQ" sets the quantization.
 
-    `longest` is the number of tokens in the longest sequence; it is used if a `config.json` states none.
+    `longest` is the number of tokens in the longest sequence, used if a `config.json` states none.
 
     Raises:
-        UnknownNameError: the name matches no listed model, or more than one.
-        UsageError: the file describes no model that kvsim knows.
+    UnknownNameError: the name matches no listed model, or more than one.
+    UsageError: the file describes no model that kvsim knows.
     """
     if _names_a_path(name) and (file := _config_of(name)) is not None:
         return read_config(file, longest)
@@ -127,7 +125,7 @@ def find_model(name: str, longest: int | None = None) -> Model:
 
 
 def taken_for(name: str, model: Model) -> str:
-    """Return a message that says for which model `name` was taken; empty if the name is exact or a path."""
+    """Return a message that says which model `name` was taken for; empty if the name is exact or a path."""
     if _names_a_path(name) and _config_of(name) is not None:
         return ""
     bare, quantization = _quantized(_unfolded(name))
@@ -146,7 +144,7 @@ def taken_for(name: str, model: Model) -> str:
 
 
 def _sibling(name: str, model: Model) -> Model:
-    """Return the sibling of `model` called `name`; `model` itself if it has none.
+    """Return the sibling of `model` called `name`, or `model` if there is none.
 
     Siblings differ only in their names and longest sequences.
     """
@@ -193,7 +191,6 @@ def _siblings() -> dict[str, frozenset[str]]:
 
 
 def _last(name: str) -> str:
-    """Return the part of a name or path after its last slash."""
     return name.strip().rstrip("/").rpartition("/")[2]
 
 
@@ -213,7 +210,9 @@ def _nearest(name: str) -> list[str]:
 
 
 def _quantized(name: str) -> tuple[str, str]:
-    """Split a name into the part before an ending such as "-AWQ", and the quantization that this ending means."""
+    """Split a name into the part before an ending such as "-AWQ", and the quantization that the ending means ("" if
+    none).
+    """
     name = name.strip().rstrip("/")
     for ending, quantization in _QUANTIZED:
         if match := ending.search(name.casefold()):
@@ -222,18 +221,17 @@ def _quantized(name: str) -> tuple[str, str]:
 
 
 def _names_a_path(name: str) -> bool:
-    """Tell whether `name` looks like a path rather than a model's name."""
     return "/" in name or name.endswith(".json") or name in (".", "..")
 
 
 def _config_of(name: str) -> Path | None:
-    """Return the configuration file at path `name`, or the one in the folder `name`; None if there is none.
+    """Return the configuration file at path `name`, or in the folder `name`; None without one.
 
     A model folder in the cache of Hugging Face has snapshots. The file is in the only snapshot, or in the snapshot that
     `refs/main` names.
 
     Raises:
-        UsageError: the folder has several snapshots, and `refs/main` does not name one.
+    UsageError: the folder has several snapshots, and `refs/main` does not name one.
     """
     try:
         path = Path(name).expanduser()
@@ -255,12 +253,10 @@ def _config_of(name: str) -> Path | None:
 
 
 def _title(name: str) -> str:
-    """Return a model's name in lower case, without its owner."""
     return name.casefold().rpartition("/")[2]
 
 
 def _words(title: str) -> list[str]:
-    """Return the words in the title of a model, in lower case."""
     return _TOKEN.findall(title.casefold())
 
 

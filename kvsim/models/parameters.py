@@ -1,4 +1,4 @@
-"""Count the parameters of a model from its configuration: all, those of routed experts, and those that a token uses.
+"""Parameters of a model, counted from its configuration: all, those of routed experts, and those that a token uses.
 
 The bytes of weights and the FLOPs follow from these numbers. Large biases are counted, and one vector for each norm.
 Rotary tables and modules for drafting are not counted; they were less than 0.1 % in every model that was compared with
@@ -45,7 +45,7 @@ _MIXTURES = (
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 """Architectures without a feed-forward network."""
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
-"""Architectures with learned positions, and how many rows more than the longest sequence their table has."""
+"""Architectures with learned positions. Their table has this many rows more than the longest sequence."""
 
 
 class Mixture(NamedTuple):
@@ -65,7 +65,6 @@ class Parameters(NamedTuple):
     """Numbers of parameters of a text model."""
 
     total: int
-    """Number of all parameters."""
     active: int
     """Number of parameters that one token passes through."""
     expert: int
@@ -114,9 +113,8 @@ def has_experts(config: Config, index: int) -> bool:
 
 
 def _stated_kind(config: Config, index: int) -> str | None:
-    """Return the configuration's name for the kind of layer `index`, or of its feed-forward part.
-
-    Return None if no list in the configuration tells the kind.
+    """Return the configuration's name for the kind of layer `index`, or of the layer's feed-forward part; None if not
+    stated.
     """
     for name in ("hybrid_override_pattern", "layers_block_type", "mlp_layer_types"):
         kinds = config.fields.get(name)
@@ -172,7 +170,9 @@ def encoder_parameters(config: Config) -> int:
 
 
 def image_levels(config: Config) -> int:
-    """Return the number of deeper layers that get their own vector of the image encoder (deepstack of Qwen3-VL)."""
+    """Return the number of deeper layers that get a vector of their own from the image encoder (deepstack of
+    Qwen3-VL).
+    """
     stated = config.fields.get("vision_config")
     levels = stated.get("deepstack_visual_indexes") if isinstance(stated, dict) else None
     return len(levels) if isinstance(levels, list) else 0
@@ -188,10 +188,8 @@ def _per_layer_embeddings(config: Config, num_layers: int) -> int:
 
 
 def _feed_forward(config: Config, index: int, has_cache: bool) -> tuple[int, int, int]:
-    """Count the feed-forward parameters of layer `index`. `has_cache` tells whether this layer has a cache.
-
-    Return three numbers: the parameters that every token uses, those of all routed experts, and those of the experts
-    that one token uses.
+    """Count the feed-forward parameters of layer `index`: those that every token uses, those of all routed experts, and
+    those of the experts that one token uses.
     """
     hidden, architecture = hidden_size(config), config.architecture
     matrices = 2 if architecture in _UNGATED else 3
@@ -214,7 +212,7 @@ def _feed_forward(config: Config, index: int, has_cache: bool) -> tuple[int, int
 
 
 def dense_size(config: Config, index: int = 0) -> int:
-    """Return the width of the feed-forward network of layer `index`, if this layer has no experts."""
+    """Return the width of the feed-forward network of layer `index`, if the layer has no experts."""
     widths = config.fields.get("intermediate_size")
     if isinstance(widths, list | tuple):  # Gemma 3n: one for every layer
         if len(widths) != num_layers(config):
@@ -237,7 +235,7 @@ def dense_size(config: Config, index: int = 0) -> int:
 
 
 def _cache_parameters(config: Config, layer: Layer) -> int:
-    """Count the parameters of the attention, the indexer or the recurrent layer that has the cache `layer`."""
+    """Count the parameters of the attention, the indexer or the recurrent layer whose cache is `layer`."""
     match layer:
         case FullAttention():
             return _attention(config, layer)
@@ -252,7 +250,6 @@ def _cache_parameters(config: Config, layer: Layer) -> int:
 
 
 def _recurrent(config: Config, layer: Recurrent) -> int:
-    """Count the parameters of the recurrent layer that has the cache `layer`."""
     hidden = hidden_size(config)
     match layer:
         case Mamba1():
@@ -277,7 +274,6 @@ def _recurrent(config: Config, layer: Recurrent) -> int:
 
 
 def _attention(config: Config, layer: FullAttention) -> int:
-    """Count the parameters of an attention layer with keys and values."""
     hidden, heads, architecture = hidden_size(config), num_heads(config), config.architecture
     gated = architecture.startswith(_GATED_ATTENTION)
     query = heads * layer.head_dim * (2 if gated and config.flag("attn_output_gate", default=True) else 1)
@@ -291,7 +287,6 @@ def _attention(config: Config, layer: FullAttention) -> int:
 
 
 def _latent_attention(config: Config, layer: Mla) -> int:
-    """Count the parameters of an attention layer with a latent."""
     hidden, heads = hidden_size(config), num_heads(config)
     content, value = config.count("qk_nope_head_dim"), config.count("v_head_dim")
     query = heads * (content + layer.rope_dim)

@@ -1,7 +1,7 @@
-"""Compute the longest sequence of a model from its configuration, as vLLM 0.25.1 computes `max_model_len`.
+"""Longest sequence of a model from its configuration, as vLLM 0.25.1 computes `max_model_len`.
 
 It is the stated number of positions. Scaling rotary positions by the kinds `linear`, `dynamic`, `ntk` and `yarn`
-multiplies this number. The number stated with another kind, such as `llama3`, already includes the factor.
+multiplies this number. With another kind, such as `llama3`, the stated number already includes the factor.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ _STATED = (
 _STRETCHING = ("linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of scaling whose factor multiplies the longest sequence."""
 _KEEPING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
-"""Kinds of scaling whose factor does not multiply the longest sequence: `max_position_embeddings` includes it."""
+"""Kinds of scaling whose factor does not multiply the longest sequence, because `max_position_embeddings` includes
+it.
+"""
 _PLAIN = ("default", "mrope", "proportional")
 """Kinds of scaling that have no factor."""
 _LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
-"""Kinds of layers that may each have their own scaling of positions."""
+"""Kinds of layers that may each have a scaling of positions."""
 _FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
 """Fields of a scaling whose values are numbers."""
 
@@ -32,7 +34,7 @@ def longest_sequence(text: Config, given: int | None = None) -> int:
     """Return the number of tokens in the longest sequence. `given` is used if the configuration states none.
 
     Raises:
-        UsageError: the configuration states none and `given` is None, or a field is invalid.
+    UsageError: the configuration states none and `given` is None, or a field is invalid.
     """
     stated = [text.count(name) for name in _STATED if text.states(name)]
     if not stated and not text.states("model_max_length"):
@@ -61,7 +63,7 @@ def _field(text: Config) -> str:
 
 
 def _scalings(text: Config) -> list[Config]:
-    """Return the stated scalings of positions: one for all layers, or one for each kind of layer."""
+    """Return the stated scalings of positions: one for all layers, one for each kind of layer, or none."""
     if text.states("rope_scaling") and text.states("rope_parameters"):
         both = [_without_base(text.fields[name]) for name in ("rope_scaling", "rope_parameters")]
         if both[0] != both[1]:
@@ -80,7 +82,7 @@ def _scalings(text: Config) -> list[Config]:
 
 
 def _without_base(scaling: Any) -> Any:
-    """Return a scaling without its rotary base, for comparing two scalings of which only one may state it."""
+    """Return a scaling without its rotary base, because of two equal scalings only one may state it."""
     if not isinstance(scaling, dict):
         return scaling
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
@@ -88,7 +90,7 @@ def _without_base(scaling: Any) -> Any:
 
 
 def _kind(scaling: Config) -> str:
-    """Return the kind of a scaling; "default" if none is stated."""
+    """Return the kind of a scaling; "default" if not stated."""
     known = (*_KEEPING, *_STRETCHING)
     kinds = {name: scaling.fields[name] for name in ("rope_type", "type") if scaling.states(name)}
     if wrong := [name for name, kind in kinds.items() if kind not in known]:
@@ -102,7 +104,7 @@ def _kind(scaling: Config) -> str:
 
 
 def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
-    """Return the number of positions from which a scaling starts, and the factor by which it multiplies this number.
+    """Return the number of positions from which a scaling starts, and the factor by which it multiplies that number.
 
     `positions` is the stated number of positions.
     """

@@ -1,4 +1,4 @@
-"""Read the `quantization_config` of a `config.json`: bits per weight, and the cache type that the checkpoint asks for.
+"""The `quantization_config` of a `config.json`: bits per weight, and the cache type that the checkpoint asks for.
 
 If kvsim cannot compute the bytes of a format, it refuses the model.
 """
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from kvsim.models.config import Config
 
 _FIELDS = ("quantization_config", "compression_config")
-"""Names of the field that describes the quantization; a configuration has at most one."""
+"""Names of the field that describes the quantization. A configuration has at most one."""
 _LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 """Fields that may list the parts of a model that are not quantized."""
 _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
-"""Pattern for names of parts that no method quantizes, or that are tiny. A file may list them without effect."""
+"""Pattern for names of parts that no method quantizes, or that are tiny. If a file lists them, nothing changes."""
 _ATTENTION = re.compile(r"attn|attention")
 """Pattern for names of attention layers."""
 _OF_EVERY_TOKEN = re.compile(
@@ -33,7 +33,7 @@ _OF_EVERY_TOKEN = re.compile(
 
 
 def quantization_of(config: Config, text: Config, *, num_layers: int, has_experts: bool) -> Quantization | None:
-    """Return the quantization that the model or its text model states; None if there is none."""
+    """Return the quantization that the model or its text model states; None if none is stated."""
     places = [config] if config is text else [config, text]
     statements = [(place, name) for place in places for name in _FIELDS if place.states(name)]
     if not statements:
@@ -62,7 +62,7 @@ def _method(scheme: Config) -> str:
 
 
 def _weights(scheme: Config) -> Quantization:
-    """Return the quantization of the linear layers, before parts that are left out are considered."""
+    """Return the quantization of the linear layers, as if no part was left out."""
     method = _method(scheme)
     if method in ("awq", "awq-marlin", "auto-awq"):
         return _grouped(scheme, method, ("bits", "w_bit"), ("group_size", "q_group_size"), (4, 8))
@@ -80,15 +80,15 @@ def _weights(scheme: Config) -> Quantization:
 
 
 def _named(name: str) -> Quantization:
-    """Return the quantization with this name in `QUANTIZATIONS`."""
     known = QUANTIZATIONS[name]
     assert known is not None
     return known
 
 
 def _unknown(scheme: Config, field: str, right: str) -> UsageError:
-    """Return the error for `field` with an unknown method, whose right value is `right`. It lists the methods of
-    `--quantization`.
+    """Return the error for `field` with an unknown method, whose right value is `right`.
+
+    The message lists the methods of `--quantization`.
     """
     methods = ", ".join(name for name in QUANTIZATIONS if name != "none")
     return scheme.wrong(field, f"{right}; or remove the whole object, and give --quantization one of {methods}")

@@ -1,6 +1,6 @@
-"""List the caches of each layer of a model with recurrent layers, by the rules of vLLM 0.25.1.
+"""Caches of each layer of a model with recurrent layers, by the rules of vLLM 0.25.1.
 
-Each function is for one family of architectures. Models without recurrent layers are in `kvsim.models.attention`.
+Most functions are for one family of architectures. Models without recurrent layers are in `kvsim.models.attention`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def model_dtype(config: Config) -> str:
-    """Return the type in which vLLM runs the model: the stated type; bfloat16 if it is float32 or missing."""
+    """Return the type in which vLLM runs the model: the stated type, or bfloat16 if that is float32 or missing."""
     names = [name for name in ("dtype", "torch_dtype") if config.states(name)]
     stated = {name: str(config.fields[name]).removeprefix("torch.") for name in names}
     for name, dtype in stated.items():
@@ -41,7 +41,6 @@ def _state_dtype(config: Config, *names: str, default: str) -> str:
 
 
 def _mamba_1(config: Config) -> Mamba1:
-    """Return the cache of a Mamba layer."""
     inner = config.count("mamba_expand", "expand", default=2) * hidden_size(config)
     dtype = model_dtype(config)
     return Mamba1(
@@ -72,7 +71,7 @@ def _mamba_2(config: Config, *, state_dtype: str | None = None) -> Mamba2:
 
 
 def _by_names(config: Config, kinds: dict[str, Layer | None], field: str = "layer_types") -> Caches:
-    """List the caches of the layers that `field` names. `kinds` has the cache for each name, or None for no cache."""
+    """List the caches of the layers that `field` names. `kinds` has the cache for each name; None for no cache."""
     names = config.texts(field, num_layers(config))
     if names is None:
         raise config.wrong(field, f"a list with one of {', '.join(kinds)} for every layer")
@@ -84,7 +83,7 @@ def _by_names(config: Config, kinds: dict[str, Layer | None], field: str = "laye
 
 
 def granite_hybrid(config: Config) -> Caches:
-    """List the layers of Granite 4 H and Bamba: Mamba 2, with some attention layers."""
+    """List the caches of Granite 4 H and Bamba: Mamba 2, with some attention layers."""
     mamba, attention = _mamba_2(config), full(config)
     kinds: dict[str, Layer | None] = {
         "mamba": mamba, "linear_attention": mamba, "attention": attention, "full_attention": attention,
@@ -96,7 +95,7 @@ def granite_hybrid(config: Config) -> Caches:
 
 
 def nemotron_h(config: Config) -> Caches:
-    """List the layers of Nemotron-H from its pattern of letters.
+    """List the caches of Nemotron-H from its pattern of letters.
 
     `M` is Mamba 2, `*` is attention, and `-` and `E` are feed-forward layers, which have no cache.
     """
@@ -119,7 +118,10 @@ def nemotron_h(config: Config) -> Caches:
 
 
 def qwen_linear(config: Config) -> Caches:
-    """List the layers of Qwen3-Next and Qwen3.5: full attention in every fourth, linear attention in all others."""
+    """List the caches of Qwen3-Next and Qwen3.5: full attention in every fourth layer, linear attention in all others.
+
+    This is the default; the configuration may state other layers.
+    """
     dtype = model_dtype(config)
     state_dtype = dtype
     if config.architecture.startswith("Qwen3_5"):
@@ -141,12 +143,12 @@ def qwen_linear(config: Config) -> Caches:
 
 
 def falcon_h1(config: Config) -> Caches:
-    """List the layers of Falcon-H1. Every layer has attention and Mamba 2, attention first."""
+    """List the caches of Falcon-H1. Every layer has two: attention, then Mamba 2."""
     return [(full(config), _mamba_2(config))] * num_layers(config)
 
 
 def jamba(config: Config) -> Caches:
-    """List the layers of Jamba: attention in every eighth layer, Mamba 1 in all others."""
+    """List the caches of Jamba: by default, attention in every eighth layer, and Mamba 1 in all others."""
     period = config.count("attn_layer_period", default=8)
     offset = config.count("attn_layer_offset", default=4, least=0, most=period - 1)
     attention, mamba = full(config), _mamba_1(config)
@@ -154,17 +156,17 @@ def jamba(config: Config) -> Caches:
 
 
 def mamba_1(config: Config) -> Caches:
-    """List the layers of Mamba."""
+    """List the caches of Mamba."""
     return [(_mamba_1(config),)] * num_layers(config)
 
 
 def mamba_2(config: Config) -> Caches:
-    """List the layers of Mamba 2."""
+    """List the caches of Mamba 2."""
     return [(_mamba_2(config),)] * num_layers(config)
 
 
 def lfm2(config: Config) -> Caches:
-    """List the layers of LFM2: short convolutions, with some attention layers."""
+    """List the caches of LFM2: short convolutions, with some attention layers."""
     conv = ShortConv(
         inner_size=config.count("conv_dim", default=hidden_size(config)),
         conv_kernel=config.count("conv_L_cache", default=3, least=2),
@@ -180,7 +182,7 @@ def lfm2(config: Config) -> Caches:
 
 
 def kimi_linear(config: Config) -> Caches:
-    """List the layers of Kimi-Linear: a latent in `full_attn_layers` (from 1), linear attention in all others."""
+    """List the caches of Kimi-Linear: a latent in `full_attn_layers` (from 1), linear attention in all others."""
     stated = config.fields.get("linear_attn_config")
     if not isinstance(stated, dict) or stated.get("full_attn_layers") is None:
         raise config.wrong("linear_attn_config", "an object with full_attn_layers, num_heads and head_dim")

@@ -40,7 +40,7 @@ class Model:
     """Number of elements of one head. If it differs between layers, `layer_kinds` has the size for each."""
     hidden_size: int
     intermediate_size: int
-    """Width of the feed-forward network in a layer; if all layers have experts, the width of one expert."""
+    """Width of the feed-forward network in a layer. If all layers have experts, the width of one expert."""
     vocab_size: int
     max_position_embeddings: int
     """Number of tokens in the longest sequence, prompt and output together."""
@@ -55,7 +55,7 @@ class Model:
     architecture: str = ""
     """Class of the text model in a Hugging Face configuration; empty for a model that was not read from one."""
     layer_kinds: tuple[Layer, ...] = ()
-    """Different caches that the layers have, each once. Empty: all layers have full attention."""
+    """The different caches of the layers. If empty, all layers have full attention."""
     layer_caches: tuple[tuple[int, ...], ...] = ()
     """Indices in `layer_kinds` of the caches of each layer.
 
@@ -77,16 +77,17 @@ class Model:
     image_class: str = ""
     """Class of an image model, such as "Qwen3VLForConditionalGeneration"; empty for a text model."""
     vision: VisionTower | None = None
-    """Layers that compute images; None without images, or if they are not known."""
+    """Layers that compute images; None without images, or if kvsim does not know the layers."""
     num_image_levels: int = 1
-    """Number of vectors that the image encoder outputs for one token: one for the first layer, and one for each deeper
-    layer that gets its own.
+    """Number of vectors that the image encoder outputs for one token.
+
+    One is for the first layer, and one for each deeper layer that gets a vector of its own.
     """
     quantization: Quantization | None = None
     """Format of quantized weights; None if all weights have type `dtype`."""
     stored_weight_bytes: int | None = None
-    """Number of bytes of the published weights, if they are known to differ from those that `quantization` gives; None:
-    they do not.
+    """Number of bytes of the published weights, if known to differ from those that `quantization` gives; otherwise
+    None.
     """
     kv_cache_dtype: str = "auto"
     """Type of the cache, one of `KV_CACHE_DTYPES`."""
@@ -119,7 +120,7 @@ class Model:
         it must be the number that follows from the shape.
 
         Raises:
-            RecordingError: a figure is missing, invalid, or contradicts another.
+        RecordingError: a figure is missing, invalid, or contradicts another.
         """
         model = cls(**read_shape(shape, tuple(cls.__dataclass_fields__)))
         stated = shape.get("kv_bytes_per_token", model.kv_bytes_per_token)
@@ -141,11 +142,10 @@ class Model:
         enable_expert_parallel: bool | None = None,
         decode_context_parallel_size: int | None = None,
     ) -> Model:
-        """Return the model with other serving settings. None keeps a setting; for `quantization`, "" keeps it.
+        """Return the model with other serving settings. None keeps a setting; for `quantization`, "" does.
 
         Raises:
-            UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than
-                layers.
+        UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than layers.
         """
         changes: dict[str, Any] = {}
         if kv_cache_dtype is not None:
@@ -175,7 +175,6 @@ class Model:
         return served
 
     def _check_experts(self) -> None:
-        """Check that the experts can be divided among the GPUs."""
         if self.enable_expert_parallel and not self.num_experts:
             raise UsageError(f"{self.name} has no experts to divide among GPUs; leave --enable-expert-parallel out.")
         width, size = self.expert_intermediate_size or self.intermediate_size, self.num_expert_gpus
@@ -209,7 +208,6 @@ class Model:
             )
 
     def _check_size(self, name: str, size: int) -> None:
-        """Check that the model can be divided into `size` parts. `name` is the setting for the error."""
         if not (isinstance(size, int) and size >= 1):
             raise UsageError(f"{name} is {size}; it must be a whole number of at least 1.")
         if name == "tensor_parallel_size" and self.num_attention_heads % size:
@@ -261,7 +259,7 @@ class Model:
 
     @property
     def state_bytes_per_sequence(self) -> int:
-        """Number of bytes of one sequence's recurrent states on one GPU, whatever the length of the sequence."""
+        """Number of bytes of one sequence's recurrent states on one GPU, independent of the sequence's length."""
         tensors = (tensor for layer in self.recurrent_layers for tensor in layer.state(self.tensor_parallel_size))
         return sum(tensor.num_bytes for tensor in tensors)
 
@@ -279,7 +277,7 @@ class Model:
         return sum(times[index] * self.layer_bytes_per_token(kind) for index, kind in enumerate(self.layer_kinds))
 
     def layer_bytes_per_token(self, layer: Layer) -> int:
-        """Return the number of bytes that one token takes in `layer` on one GPU; 0 for a recurrent state.
+        """Return the number of bytes of one token in `layer` on one GPU; 0 for a recurrent state.
 
         If decode context parallelism divides the tokens among GPUs, this is the average over the GPUs.
         """
@@ -337,7 +335,7 @@ class Model:
 
     @property
     def expert_share_on_gpu(self) -> float:
-        """Share of the routed experts on one GPU, 0 to 1; the largest share if the experts do not divide evenly."""
+        """Share of the routed experts on one GPU, 0 to 1. If experts do not divide evenly, the largest share."""
         if not self.enable_expert_parallel:
             return 1 / self.num_expert_gpus
         return math.ceil(self.num_experts / self.num_expert_gpus) / self.num_experts
@@ -360,8 +358,9 @@ class Model:
 
     @property
     def num_lookup_parameters(self) -> int:
-        """Number of parameters of an input embedding that is not tied to the output; 0 if it is tied. A step reads only
-        the rows of its tokens.
+        """Number of parameters of an input embedding that is not tied to the output; 0 if it is tied.
+
+        A step reads only the rows of its tokens.
         """
         return 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
 
@@ -382,5 +381,5 @@ class Model:
 
     @property
     def flops_per_attention_pair(self) -> float:
-        """FLOPs for one query and one key in all layers, on each GPU: their score, and the weighted value."""
+        """FLOPs of one query with one key in all layers, on each GPU: their score, and the weighted value."""
         return 4.0 * self.num_kv_layers * self.num_attention_heads * self.head_dim / self.tensor_parallel_size

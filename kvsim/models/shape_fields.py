@@ -1,4 +1,4 @@
-"""Read and check the shape of a model in a mapping, such as `model` in a recording's `meta.json`."""
+"""Shape of a model from a mapping, such as `model` in a recording's `meta.json`, with checks."""
 
 from __future__ import annotations
 
@@ -26,15 +26,11 @@ _REQUIRED = (
     "max_position_embeddings",
     "dtype",
 )
-"""Fields that every shape must have."""
 _TEXTS = ("name", "note", "architecture", "image_class")
-"""Fields with a text."""
 _TRUTHS = ("tie_word_embeddings", "enable_expert_parallel")
-"""Fields with True or False."""
 _LISTS_OF_TEXTS = ("sources", "from_memory")
-"""Fields with a list of texts."""
 _LISTS = ("layer_kinds", "layer_caches")
-"""Fields whose value is another list."""
+"""Fields with a list that holds other values than texts."""
 _MAY_BE_ZERO = (
     "intermediate_size",
     "num_experts",
@@ -49,7 +45,11 @@ _LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
 
 
 def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arguments `names` of `Model` from the mapping `shape`, checked and completed."""
+    """Return the arguments `names` of `Model` from the mapping `shape`, checked and completed.
+
+    Raises:
+    RecordingError: a field is missing or invalid.
+    """
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")
     known.setdefault("tie_word_embeddings", False)
@@ -98,7 +98,6 @@ def _latent(shape: Mapping[str, Any]) -> Mla:
 
 
 def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
-    """Return the cache that an entry of `layer_kinds` describes, with all its fields checked."""
     if isinstance(entry, get_args(Layer)):
         return cast("Layer", entry)
     layer_class = LAYER_CLASSES.get(str(entry.get("kind"))) if isinstance(entry, dict) else None
@@ -119,7 +118,7 @@ def _layer(shape: Mapping[str, Any], entry: Any) -> Layer:
 
 
 def _layer_field_expected(name: str, type_name: str, value: object) -> str:
-    """Describe the valid values of a field of a layer; return an empty text if `value` is valid."""
+    """Describe the valid values of a field of a layer; empty if `value` is valid."""
     if type_name == "int":
         least = 0 if name in _LAYER_FIELDS_MAY_BE_ZERO else 1
         expected, is_valid = f"a whole number of at least {least}", is_integer(value, least)
@@ -131,7 +130,6 @@ def _layer_field_expected(name: str, type_name: str, value: object) -> str:
 
 
 def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    """Return the checked `layer_caches`: for each layer, the indices of its caches in `layer_kinds`."""
     caches = known.get("layer_caches", ())
     kinds = range(len(known["layer_kinds"]))
     is_valid = len(caches) == known["num_layers"] and all(
@@ -145,7 +143,6 @@ def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[t
 
 
 def _quantization(shape: Mapping[str, Any]) -> Quantization:
-    """Return the checked quantization that the shape states."""
     value = shape["quantization"]
     if isinstance(value, Quantization):
         return value
@@ -161,7 +158,7 @@ def _quantization(shape: Mapping[str, Any]) -> Quantization:
 
 
 def _field_expected(key: str, value: object) -> str:
-    """Describe the valid values of field `key`; return an empty text if `value` is valid."""
+    """Describe the valid values of field `key`; empty if `value` is valid."""
     if key in ("dtype", "kv_cache_dtype"):
         allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
         expected, is_valid = f"one of {', '.join(allowed)}", value in allowed
@@ -185,11 +182,10 @@ def _field_expected(key: str, value: object) -> str:
 
 
 def _wrong(shape: Mapping[str, Any], key: str, right: str) -> str:
-    """Return the error message for field `key`, whose value must be `right`."""
     what = f"says {key} = {shape[key]!r}" if key in shape else f"does not say {key}"
     return _message(shape, what, right)
 
 
 def _message(shape: Mapping[str, Any], what: str, right: str) -> str:
-    """Return the error message for a shape. `what` is the wrong part of it, which must be `right`."""
+    """Return the error message for a shape whose part `what` must be `right`."""
     return f"the shape of the model {shape.get('name', 'without a name')!r} {what}; it must be {right}."

@@ -97,7 +97,7 @@ _NAMES: dict[str, tuple[type, ...]] = {
 
 
 def check_stated(text: Config) -> None:
-    """Raise a `UsageError` if a required field is missing."""
+    """Raise a `UsageError` if a required field is not stated."""
     # The text model inside an image model may name another class than `architecture`: the one that wrote its fields.
     text_classes = [name for name in text.texts("architectures") or () if name.endswith("ForCausalLM")]
     for names in _STATED.get(text_classes[0] if text_classes else text.architecture, "").split():
@@ -106,7 +106,7 @@ def check_stated(text: Config) -> None:
 
 
 def check_layers(text: Config, layers: Caches) -> None:
-    """Raise a `UsageError` if the configuration contradicts the caches that the rule of its architecture lists."""
+    """Raise a `UsageError` if the configuration contradicts `layers`, which the rule of its architecture lists."""
     if len(layers) != num_layers(text):
         raise text.wrong("num_hidden_layers", f"{len(layers)}, the number of layers in its list")
     if not any(layers):

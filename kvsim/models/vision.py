@@ -1,4 +1,7 @@
-"""Vision tower of an image model: the layers that compute an image. The time of an image follows from its shape."""
+"""Vision tower of an image model: the layers that compute an image.
+
+The time of an image follows from the tower's shape.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class VisionTower:
 
     num_layers: int
     num_full_layers: int
-    """Number of layers in which patches attend to all patches of the image. In all others, they attend to a window."""
+    """Number of layers in which patches attend to all patches of the image. In the others, they attend to a window."""
     hidden_size: int
     """Number of elements of a patch's hidden vector."""
     intermediate_size: int
@@ -58,7 +61,7 @@ def vision_tower(config: Config) -> VisionTower | None:
 
 
 def tower_width(tower: Config) -> int:
-    """Return the width of a tower's layers.
+    """Return the width of a tower's layers; 0 if not stated.
 
     Qwen2-VL states the width as `embed_dim`; its `hidden_size` is the width of the tower's outputs.
     """

@@ -1,4 +1,4 @@
-"""Compute the number of bytes that a model's weights take in GPU memory, quantized or not."""
+"""Bytes of a model's weights in GPU memory, quantized or not."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUANTIZATIONS: Mapping[str, Quantization | None] = {
     "nvfp4": Quantization(method="nvfp4", linear_bits=_NVFP4, expert_bits=_NVFP4),
     "bitsandbytes": Quantization(method="bitsandbytes", linear_bits=_BLOCKED_4, expert_bits=_BLOCKED_4),
 }
-"""Formats by the value of `--quantization`. With mxfp4, only experts are quantized. None: no quantization."""
+"""Formats by the value of `--quantization`; None for no quantization. With mxfp4, only experts are quantized."""
 _ALSO = {
     "awq_marlin": "awq",
     "gptq_marlin": "gptq",
@@ -55,14 +55,14 @@ _ALSO = {
     "w8a8_fp8": "fp8",
     "w8a8_int8": "int8",
 }
-"""Names in vLLM and SGLang of methods that differ only in kernels, not in bytes, and the name here."""
+"""Name here of methods of vLLM and SGLang that differ from it only in kernels, not in bytes."""
 
 
 def find_quantization(name: str) -> Quantization | None:
     """Return the quantization with this name; None for "none".
 
     Raises:
-        UsageError: the name is unknown.
+    UsageError: the name is unknown.
     """
     method = _ALSO.get(name.casefold(), name.casefold())
     if method not in QUANTIZATIONS:
@@ -78,8 +78,9 @@ def stored_bytes(
     num_other_parameters: int,
     dtype_bytes: int,
 ) -> int:
-    """Return the number of bytes of all weights. The parameters of linear layers and experts are quantized, all others
-    have `dtype_bytes` each.
+    """Return the number of bytes of all weights.
+
+    The parameters of linear layers and experts are quantized, all others have `dtype_bytes` each.
     """
     linear_bits = quantization.linear_bits if quantization else 0
     expert_bits = quantization.expert_bits if quantization else 0

@@ -88,7 +88,10 @@ class Reproduction:
 
     @property
     def is_refuted(self) -> bool:
-        """True if a published figure exceeds its upper bound, so that an assumption of the row must be wrong."""
+        """True if a published figure is more than its GPU can do.
+
+        Then an assumption of the published row is wrong, and kvsim need not reproduce it.
+        """
         return bool(self.beyond)
 
     @property

@@ -31,9 +31,9 @@ _KV_POOLS = {"facebook/opt-13b": 12, "facebook/opt-66b": 21, "facebook/opt-175b"
 _NUM_SATURATING = 1200
 _NUM_ARRIVING = {"sharegpt": 2400, "alpaca": 12_000}
 _NUM_DRAWS = 4
-"""Number of draws of arrivals for batches that time limits.
+"""Number of random arrival sequences over which the mean batch of vLLM in Figure 13 is averaged.
 
-Close to overload, the results of two draws differ by a tenth.
+Close to overload, two of these differ by a tenth. Other servers have one sequence.
 """
 
 

@@ -107,9 +107,9 @@ class Roofline:
     attention_pair_s: float
     """GPU time for the arithmetic of one query with one key in all layers."""
     throttle_share: float
-    """Additional arithmetic time after long arithmetic has lowered the clock, relative to the full clock."""
+    """Share by which arithmetic takes longer after long arithmetic has lowered the clock."""
     power_share: float = 0.0
-    """Additional time of arithmetic and reading after long work beyond the power limit, relative to the full clock.
+    """Share by which arithmetic and reading take longer while a GPU beyond its power limit has lowered its clock.
 
     It applies to all kinds of steps. Fitted times use `throttle_share` instead.
     """

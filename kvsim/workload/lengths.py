@@ -115,11 +115,7 @@ class Empirical:
 
 
 def check_tokens(name: str, tokens: int) -> None:
-    """Check that `tokens` is a whole number from 1 to `MAX_TOKENS`.
-
-    Raises:
-    UsageError: it is not; the message calls it `name`.
-    """
+    """Raise a `UsageError` about `name` if `tokens` is no whole number from 1 to `MAX_TOKENS`."""
     if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
         raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
 

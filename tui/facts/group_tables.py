@@ -24,7 +24,10 @@ RELEASED, HELD, AHEAD = range(3)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRow:
-    """The block tables of a request for one kind of layers."""
+    """Facts about the block tables of a request for one kind of layers.
+
+    A kind has one table for each of its KV-cache groups.
+    """
 
     kind: LayerKind
     num_held: int

@@ -35,7 +35,9 @@ class LessonRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionSpec:
-    """A caption as it is in the lesson file: with a phrase for its moment, and names in braces for figures."""
+    """A caption as it is in the lesson file: its moment is a phrase, and names in braces are to be replaced by
+    values.
+    """
 
     key: str
     """Place in the file, for error messages."""
@@ -53,7 +55,7 @@ class CaptionSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caption:
-    """A caption of a simulated lesson, with a frame for its moment, and figures in place of names."""
+    """A `CaptionSpec` of a simulated lesson: its moment is a frame, and the names in braces are replaced by values."""
 
     frame: int
     """Frame of the player that plays the lesson."""

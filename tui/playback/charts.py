@@ -52,7 +52,10 @@ class Charts:
         )
 
     def followed_by(self, later: Charts) -> Charts:
-        """Return these rows followed by the rows of `later`, whose requests have other row numbers."""
+        """Return these rows, then those of `later`.
+
+        The events of these rows lose their request numbers, which mean others there.
+        """
         return Charts(
             times_s=np.concatenate((self.times_s, later.times_s)),
             slots=np.concatenate((self.slots, later.slots)),

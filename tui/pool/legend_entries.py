@@ -45,7 +45,7 @@ LegendEntry: TypeAlias = tuple[tuple[int, ...], str]
 _MARKS: Final = (FOLLOWED, FOLLOWED_SHARED, PARTLY, NEXT)
 """Paints that occur only in pools with more requests than hues."""
 _UNWRITTEN: Final = int(SlotState.RESERVED) + DIM
-"""Grey paint of unwritten slots of requests that are not lit."""
+"""Grey paint of unwritten slots, while one request is in colour and all others are grey."""
 _SHORTER: Final = (
     ("sliding window", "window"),
     ("full attention", "full"),
@@ -231,7 +231,7 @@ def legend(
 def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
     """Return the entries for the hues of owners.
 
-    If a request is `lit`, they are its own entry and those of all others in grey.
+    If only request `lit` is in colour, return its entry and those of the grey others.
     """
     hues = tuple(range(OWNER, OWNER + 4))
     if lit is not None:
@@ -266,7 +266,9 @@ def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
 
 
 def _lit_and_others(name: str, *paints: int) -> list[LegendEntry]:
-    """Return the entries of the lit request `name` with its `paints`, and of all others in grey."""
+    """Return the entries of the legend while only request `name` is in colour: one with its `paints`, and two for the
+    grey others.
+    """
     return [
         (paints, name if paints else f"{name} alone in colour"),
         ((int(SlotState.TOKEN) + DIM,), "all others"),

@@ -73,8 +73,8 @@ NEXT: Final = FOLLOWED + 3
 NUM_PAINTS: Final = FOLLOWED + 4
 assert NUM_PAINTS <= DIM
 
-_HELD_BY_NONE: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
-"""Paints that have no grey version: of units without a holder, and of recent changes."""
+_NEVER_GREY: Final = frozenset((SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL, EMPTY, *UnitChange))
+"""Paints that stay as they are while other requests are grey: of units that no request holds, and of recent changes."""
 _UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED))
 """Paints of held slots without live tokens, which get the darker grey."""
 _SHADES_ON_DARK: Final = (0.34, 0.56)
@@ -167,7 +167,7 @@ def _colors(
 
 def _shade(paint: int, color: str, void: str) -> str:
     """Return the grey version of `paint`, which tells only whether slots are written."""
-    if paint in _HELD_BY_NONE:
+    if paint in _NEVER_GREY:
         return color
     ink, shades = ("#ffffff", _SHADES_ON_DARK) if luma(void) < 128 else ("#000000", _SHADES_ON_LIGHT)
     return mixed(void, ink, shades[paint not in _UNWRITTEN])

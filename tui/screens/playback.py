@@ -129,12 +129,12 @@ class PlaybackScreen(Transport):
     def follow(self, request: int | None) -> None:
         """Follow a request, given by its row: show it in colour, all others in grey, and show its figures.
 
-        None follows no request.
+        None: follow no request.
         """
         raise NotImplementedError
 
     def follow_name(self, name: str | None) -> None:
-        """Follow the request with the id `name` in every run. None follows no request."""
+        """Follow the request with the id `name` in every run. None: follow no request."""
         raise NotImplementedError
 
     def numbers(self) -> str:

@@ -175,6 +175,6 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
 
 
 def _spans(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
-    """Return the begin and the end index of each run of equal values."""
+    """Return the begin and the (exclusive) end index of each run of equal values."""
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)).tolist()
     return [0, *ends[:-1]], ends
