@@ -17,9 +17,9 @@ def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the `__getattr__` of `package`, which imports a name at first use.
 
     Args:
-    package: its `__name__`.
-    homes: the module of each of its public names. No public name may be the name of a module in the package, because
-    the imported module would replace it.
+        package: its `__name__`.
+        homes: the module of each of its public names. No public name may be the name of a module in the package,
+            because the imported module would replace it.
     """
 
     def find(name: str) -> Any:

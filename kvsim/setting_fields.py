@@ -54,7 +54,7 @@ class Setting:
         """Check that a number is within the bounds. Other values are not checked.
 
         Raises:
-        UsageError: the number is out of bounds. The message calls it `name`.
+            UsageError: the number is out of bounds. The message calls it `name`.
         """
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
@@ -132,7 +132,7 @@ def check_settings(settings: Any) -> None:
     """Check every setting of a dataclass against its bounds and choices. Replace words by the values that they name.
 
     Raises:
-    UsageError: a number is out of bounds, or a value is not among the choices.
+        UsageError: a number is out of bounds, or a value is not among the choices.
     """
     for each in settings_in(settings.__class__):
         value = getattr(settings, each.name)

@@ -20,8 +20,8 @@ def find_gpus(name: str) -> tuple[Gpu, int | None]:
     """Parse a name such as "4xH100". Return the GPU and the number of GPUs; None if the name states no number.
 
     Raises:
-    UnknownNameError: the name matches no listed GPU, or more than one.
-    UsageError: the number is 0, the file cannot be read, or it describes no GPU.
+        UnknownNameError: the name matches no listed GPU, or more than one.
+        UsageError: the number is 0, the file cannot be read, or it describes no GPU.
     """
     several = _SEVERAL.fullmatch(name.strip())
     if several is None:
@@ -39,8 +39,8 @@ def find_gpu(name: str) -> Gpu:
     PCIe" and "H100 NVL". A `name` that ends in `.toml` is the path of a file for `read_gpu`.
 
     Raises:
-    UnknownNameError: the name matches no listed GPU, or more than one.
-    UsageError: the file cannot be read, or describes no GPU.
+        UnknownNameError: the name matches no listed GPU, or more than one.
+        UsageError: the file cannot be read, or describes no GPU.
     """
     if name.endswith(".toml"):
         return read_gpu(Path(name).expanduser())

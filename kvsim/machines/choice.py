@@ -75,7 +75,7 @@ def served_model(meta: MetaFields) -> Model:
     the whole model in the model's own type.
 
     Raises:
-    RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.
+        RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.
     """
     served = {key: meta.engine[key] for key in _SERVED if key in meta.engine}
     try:

@@ -182,8 +182,8 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
     """Return `base` with measured times for all kernels of `model` that the tables of `gpu` have.
 
     Raises:
-    MissingExtraError: the package is not installed.
-    UsageError: the package does not have this GPU.
+        MissingExtraError: the package is not installed.
+        UsageError: the package does not have this GPU.
     """
     if not is_installed():
         raise MissingExtraError(f"A table of measured kernels ({PACKAGE})", EXTRA)

@@ -51,7 +51,7 @@ def bytes_per_token(
     from vLLM's layout of the cache, which is defined for more types than the backends support: see `check_layer_takes`.
 
     Raises:
-    UsageError: the cache type is unknown, or it is nvfp4 and the layer has a latent.
+        UsageError: the cache type is unknown, or it is nvfp4 and the layer has a latent.
     """
     check_kv_cache_dtype(kv_cache_dtype)
     if isinstance(layer, Indexer):

@@ -49,7 +49,7 @@ class Config:
         The number must be from `least` to `most`. If several of the fields are stated, they must have the same value.
 
         Raises:
-        UsageError: a value is invalid, or none is stated and there is no default.
+            UsageError: a value is invalid, or none is stated and there is no default.
         """
         right = f"a whole number of at least {least}" + (f" and at most {most:,}" if most < LARGEST else "")
         stated = [name for name in names if self.states(name)]

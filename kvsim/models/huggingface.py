@@ -114,7 +114,7 @@ def read_config(path: Path, longest: int | None = None) -> Model:
     in the longest sequence, used only if the file states none.
 
     Raises:
-    UsageError: the file cannot be read, or describes no model that kvsim knows.
+        UsageError: the file cannot be read, or describes no model that kvsim knows.
     """
     file = path / "config.json" if path.is_dir() else path
     try:

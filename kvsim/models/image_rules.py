@@ -38,7 +38,7 @@ class ImageRule:
         """Return the width and the height, in pixels, to which the processor scales an image.
 
         Raises:
-        UsageError: the processor refuses the image, because one side is too long.
+            UsageError: the processor refuses the image, because one side is too long.
         """
         if min(width, height) < 1 or max(width, height) > _MOST_STRETCHED * min(width, height):
             raise UsageError(
@@ -75,7 +75,7 @@ def image_rule(image_class: str) -> ImageRule:
     """Return the rule for image models of class `image_class`.
 
     Raises:
-    UsageError: kvsim does not know the rule.
+        UsageError: kvsim does not know the rule.
     """
     if image_class not in RULES:
         raise UsageError(

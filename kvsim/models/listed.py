@@ -103,8 +103,8 @@ def find_model(name: str, longest: int | None = None) -> Model:
     `longest` is the number of tokens in the longest sequence, used if a `config.json` states none.
 
     Raises:
-    UnknownNameError: the name matches no listed model, or more than one.
-    UsageError: the file describes no model that kvsim knows.
+        UnknownNameError: the name matches no listed model, or more than one.
+        UsageError: the file describes no model that kvsim knows.
     """
     if _names_a_path(name) and (file := _config_of(name)) is not None:
         return read_config(file, longest)
@@ -231,7 +231,7 @@ def _config_of(name: str) -> Path | None:
     `refs/main` names.
 
     Raises:
-    UsageError: the folder has several snapshots, and `refs/main` does not name one.
+        UsageError: the folder has several snapshots, and `refs/main` does not name one.
     """
     try:
         path = Path(name).expanduser()

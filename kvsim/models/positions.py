@@ -34,7 +34,7 @@ def longest_sequence(text: Config, given: int | None = None) -> int:
     """Return the number of tokens in the longest sequence. `given` is used if the configuration states none.
 
     Raises:
-    UsageError: the configuration states none and `given` is None, or a field is invalid.
+        UsageError: the configuration states none and `given` is None, or a field is invalid.
     """
     stated = [text.count(name) for name in _STATED if text.states(name)]
     if not stated and not text.states("model_max_length"):

@@ -120,7 +120,7 @@ class Model:
         it must be the number that follows from the shape.
 
         Raises:
-        RecordingError: a figure is missing, invalid, or contradicts another.
+            RecordingError: a figure is missing, invalid, or contradicts another.
         """
         model = cls(**read_shape(shape, tuple(cls.__dataclass_fields__)))
         stated = shape.get("kv_bytes_per_token", model.kv_bytes_per_token)
@@ -145,7 +145,8 @@ class Model:
         """Return the model with other serving settings. None keeps a setting; for `quantization`, "" does.
 
         Raises:
-        UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than layers.
+            UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than
+                layers.
         """
         changes: dict[str, Any] = {}
         if kv_cache_dtype is not None:

@@ -48,7 +48,7 @@ def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
     """Return the arguments `names` of `Model` from the mapping `shape`, checked and completed.
 
     Raises:
-    RecordingError: a field is missing or invalid.
+        RecordingError: a field is missing or invalid.
     """
     known: dict[str, Any] = {key: shape[key] for key in names if shape.get(key) is not None}
     known.setdefault("name", "unnamed")

@@ -62,7 +62,7 @@ def find_quantization(name: str) -> Quantization | None:
     """Return the quantization with this name; None for "none".
 
     Raises:
-    UsageError: the name is unknown.
+        UsageError: the name is unknown.
     """
     method = _ALSO.get(name.casefold(), name.casefold())
     if method not in QUANTIZATIONS:

@@ -38,7 +38,7 @@ def find_row(name: str) -> PublishedRow:
     """Return the row called `name`.
 
     Raises:
-    UnknownNameError: there is no such row.
+        UnknownNameError: there is no such row.
     """
     for row in ROWS:
         if row.name == name:

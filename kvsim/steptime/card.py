@@ -169,7 +169,7 @@ def load_card(path: str | os.PathLike[str]) -> Card:
     """Read a card from its TOML file.
 
     Raises:
-    UsageError: the file cannot be read, or is no complete and valid card.
+        UsageError: the file cannot be read, or is no complete and valid card.
     """
     file = Path(path)
     document = read_toml(file, "the machine card")

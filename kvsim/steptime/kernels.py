@@ -75,7 +75,7 @@ class Batch:
     """Batch of one call of `generate()`.
 
     Raises:
-    UsageError: it has no row, no prompt token or no new token.
+        UsageError: it has no row, no prompt token or no new token.
     """
 
     rows: int

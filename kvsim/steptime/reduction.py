@@ -260,11 +260,11 @@ def on_machine(
     only a slowed host takes longer than the GPU, host and GPU take equally long.
 
     Args:
-    awake: times without sleep, from a card without factors.
-    launch_s: seconds in which the host launches one kernel.
-    factors: factors of the machine's card.
-    in_process: True for an engine in the same process as its client.
-    is_stage: True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
+        awake: times without sleep, from a card without factors.
+        launch_s: seconds in which the host launches one kernel.
+        factors: factors of the machine's card.
+        in_process: True for an engine in the same process as its client.
+        is_stage: True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)

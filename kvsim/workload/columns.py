@@ -37,7 +37,7 @@ def float_column(name: str, values: ArrayLike, num_rows: int | None = None) -> N
     """Return a new, read-only float64 column with `num_rows` rows, or any number of rows if that is None.
 
     Raises:
-    UsageError: `values` is not one number per row. The message calls the column `name`.
+        UsageError: `values` is not one number per row. The message calls the column `name`.
     """
     return frozen(_one_dimensional(name, values, "number", "iuf", num_rows).astype(np.float64))
 
@@ -46,8 +46,8 @@ def int_column(name: str, values: ArrayLike, dtype: type[Integer], num_rows: int
     """Return a new, read-only column with `num_rows` integers, or any number if that is None.
 
     Raises:
-    UsageError: `values` is not one integer per row; floats are refused, not rounded.
-    WorkloadError: an integer does not fit into `dtype`; the message names the row.
+        UsageError: `values` is not one integer per row; floats are refused, not rounded.
+        WorkloadError: an integer does not fit into `dtype`; the message names the row.
     """
     column = _one_dimensional(name, values, "integer", "iu", num_rows)
     limits = np.iinfo(dtype)

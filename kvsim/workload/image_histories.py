@@ -21,7 +21,7 @@ def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
     """Check that the history of each turn has the same images as the turn that it repeats.
 
     Raises:
-    WorkloadError: a history has other images.
+        WorkloadError: a history has other images.
     """
     for row in np.flatnonzero(turns.after >= 0).tolist():
         after, history = int(turns.after[row]), int(turns.history_tokens[row])
@@ -46,7 +46,7 @@ def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[
     images: int64[n].
 
     Raises:
-    UsageError: a turn does not repeat all of the turn before.
+        UsageError: a turn does not repeat all of the turn before.
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != text_tokens[later]).any() or (turns.after >= np.arange(len(turns))).any():

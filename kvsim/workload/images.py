@@ -49,7 +49,7 @@ class ImageSize(NamedTuple):
         """Return the size that `text` states: pixels, such as `1920x1080`, or tokens, such as `576`.
 
         Raises:
-        ValueError: the text states no size.
+            ValueError: the text states no size.
         """
         found = _SIZE.fullmatch(text.strip())
         sides = [int(side) for side in found.groups(default="0")] if found else [0]
@@ -73,8 +73,8 @@ class Images:
     """Images of all prompts in one table. The rows of prompt `i` are `offsets[i]` to `offsets[i + 1] - 1`, by `place`.
 
     Raises:
-    WorkloadError: a number does not fit into its column.
-    UsageError: a column has the wrong shape or type.
+        WorkloadError: a number does not fit into its column.
+        UsageError: a column has the wrong shape or type.
     """
 
     offsets: Int64Array
@@ -190,8 +190,8 @@ class Images:
         prompt's end.
 
         Raises:
-        UsageError: the number of rows is not the number of prompts.
-        WorkloadError: an image is invalid; the message names the first such request.
+            UsageError: the number of rows is not the number of prompts.
+            WorkloadError: an image is invalid; the message names the first such request.
         """
         if len(self) != len(prompt_tokens) or self.offsets[0] or self.offsets[-1] != len(self.content):
             raise UsageError(

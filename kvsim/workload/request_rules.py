@@ -73,8 +73,8 @@ def check_rows(workload: _WorkloadColumns) -> None:
     """Check all columns of a workload.
 
     Raises:
-    UsageError: a column has the wrong length.
-    WorkloadError: a row is invalid; the message names the first such row.
+        UsageError: a column has the wrong length.
+        WorkloadError: a row is invalid; the message names the first such row.
     """
     _check_shape(workload)
     bad_rows = [(int(bad.argmax()), sentence) for sentence, bad in _rules(workload) if bad.any()]

@@ -62,20 +62,20 @@ def converse(
     """Draw the turns of sessions. Equal arguments give equal workloads.
 
     Args:
-    num_sessions: number of sessions, at least 1.
-    turns: number of turns in a session, at least 1; an int for equal sessions.
-    pauses: seconds between the end of a turn and the arrival of the next; a float for equal pauses.
-    arrivals: arrival process of the first turns; by default, all arrive at second 0.
-    prompt: number of new tokens in each turn. They follow the history or, in a first turn, the shared prefix.
-    output: lengths of answers in tokens; an int for equal lengths.
-    max_tokens: largest length of an answer in tokens; longer answers are cut. By default, none is cut.
-    prefixes: shared prefixes, with which the prompts of first turns begin.
-    seed: seed of the random numbers, 0 or more.
-    name: name of the workload.
+        num_sessions: number of sessions, at least 1.
+        turns: number of turns in a session, at least 1; an int for equal sessions.
+        pauses: seconds between the end of a turn and the arrival of the next; a float for equal pauses.
+        arrivals: arrival process of the first turns; by default, all arrive at second 0.
+        prompt: number of new tokens in each turn. They follow the history or, in a first turn, the shared prefix.
+        output: lengths of answers in tokens; an int for equal lengths.
+        max_tokens: largest length of an answer in tokens; longer answers are cut. By default, none is cut.
+        prefixes: shared prefixes, with which the prompts of first turns begin.
+        seed: seed of the random numbers, 0 or more.
+        name: name of the workload.
 
     Raises:
-    UsageError: a number is out of range.
-    WorkloadError: a drawn session is too long.
+        UsageError: a number is out of range.
+        WorkloadError: a drawn session is too long.
     """
     _check_numbers(num_sessions, seed)
     turns, arrivals = Fixed(turns) if isinstance(turns, int) else turns, arrivals or AllAtOnce()

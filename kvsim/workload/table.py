@@ -238,7 +238,7 @@ class Workload:
         """Return the first `n` requests to arrive, or all if there are fewer.
 
         Raises:
-        UsageError: `n` is below 1.
+            UsageError: `n` is below 1.
         """
         if n < 1:
             raise UsageError(f"the first {n} requests were asked for; ask for at least 1.")
@@ -259,7 +259,7 @@ class Workload:
         """Return the requests with an arrival rate `factor` times as high.
 
         Raises:
-        UsageError: `factor` is not a finite number above 0.
+            UsageError: `factor` is not a finite number above 0.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
@@ -274,7 +274,7 @@ class Workload:
         `max_tokens` grows by the same factor.
 
         Raises:
-        UsageError: `factor` is not a finite number above 0, or there are sessions.
+            UsageError: `factor` is not a finite number above 0, or there are sessions.
         """
         if not (math.isfinite(factor) and factor > 0):
             raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
@@ -311,7 +311,7 @@ class Workload:
         In a turn of a session, they follow the history, which has the images of the turns before.
 
         Raises:
-        UsageError: the requests have images, or token ids or hashes, which do not cover generated images.
+            UsageError: the requests have images, or token ids or hashes, which do not cover generated images.
         """
         if self.images is not None or self.prompt_token_ids is not None or len(self.prompt_hashes.values):
             raise UsageError("images are drawn for prompts whose contents are not known; these have token ids, hashes "
@@ -347,7 +347,7 @@ class Workload:
         nothing is cut.
 
         Raises:
-        UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
+            UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
         """
         if max_model_len < 2:
             raise UsageError(f"max_model_len is {max_model_len}; a prompt and its answer need at least 2 tokens.")

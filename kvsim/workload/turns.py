@@ -44,7 +44,7 @@ class Turns:
     """Turn that each request waits for, the pause after that turn, and how many of its tokens the prompt repeats.
 
     Raises:
-    UsageError: a column has the wrong shape or type.
+        UsageError: a column has the wrong shape or type.
     """
 
     after: Int32Array
@@ -128,7 +128,7 @@ class Turns:
         """Check the turns of `workload`. Return them with a number of tokens in place of each -1 in `history_tokens`.
 
         Raises:
-        WorkloadError: a turn is invalid; the message names the first such row.
+            WorkloadError: a turn is invalid; the message names the first such row.
         """
         self._check_rows(workload)
         prompt, history = workload.prompt_tokens, self.history_tokens

@@ -54,7 +54,7 @@ def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "
     Only a file that kvsim has made is replaced: `made_by` is the command that the file is marked with.
 
     Raises:
-    UsageError: the file cannot be written.
+        UsageError: the file cannot be written.
     """
     with whole_file(file, made_by=made_by) as scratch:
         scratch.write_bytes(content if isinstance(content, bytes) else content.encode())

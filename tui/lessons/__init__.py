@@ -25,8 +25,8 @@ def find_lesson(name: str) -> Lesson:
     """Return the lesson with the number `name`, or the lesson in the file `name` if `name` ends in `.toml`.
 
     Raises:
-    UnknownNameError: no lesson has this number.
-    LessonError: the file cannot be read, or its content is wrong.
+        UnknownNameError: no lesson has this number.
+        LessonError: the file cannot be read, or its content is wrong.
     """
     if name.endswith(".toml"):
         return read_lesson(Path(name))

@@ -82,7 +82,7 @@ class Figures:
         """Return `text` with the names in braces replaced by their figures.
 
         Raises:
-        UnknownFigureError: a figure cannot be computed.
+            UnknownFigureError: a figure cannot be computed.
         """
         return _FIELD.sub(lambda match: self._figure(match[1]), text)
 

@@ -56,7 +56,7 @@ def frame_of(session: Session, phrase: str) -> int:
     """Return the first frame at which `phrase` is true.
 
     Raises:
-    UnknownMomentError: the phrase is unknown, or its moment never comes.
+        UnknownMomentError: the phrase is unknown, or its moment never comes.
     """
     base, sign, distance = [*re.split(r" ([+-]) ", phrase, maxsplit=1), "+", "0 steps"][:3]
     steps = re.fullmatch(r"(\d+) steps?", distance)

@@ -36,7 +36,7 @@ class TrainingRows:
         Each step takes a nominal second, because the recording format needs times.
 
         Raises:
-        UsageError: the rows need more slots than `machine` has.
+            UsageError: the rows need more slots than `machine` has.
         """
         lengths = (workload.prompt_tokens + workload.output_tokens).tolist()
         width = max(lengths) + 1

@@ -38,7 +38,7 @@ def first_excerpt(feed: Feed) -> Excerpt:
     """Wait for the first step of `feed`, and return it.
 
     Raises:
-    RecordingError: the feed ended before its first step.
+        RecordingError: the feed ended before its first step.
     """
     while (excerpt := feed.recent()) is None:
         if feed.ended is not None:

@@ -175,7 +175,7 @@ class FleetServers:
     """All servers of a fleet, and the clock that they share.
 
     Raises:
-    RecordingError: no server has steps.
+        RecordingError: no server has steps.
     """
 
     def __init__(self, servers: Sequence[FleetServer], *, at_s: float | None = None) -> None:

@@ -83,7 +83,7 @@ class Session:
     Only `show` moves the replay, to the player's frame.
 
     Raises:
-    RecordingError: the recording has no steps.
+        RecordingError: the recording has no steps.
     """
 
     def __init__(

@@ -39,13 +39,13 @@ def play(app: App[Any], keep: Callable[[], None] = lambda: None) -> None:
     """Run `app` until the user quits.
 
     Args:
-    app: the interface.
-    keep: saves data. It is called in another thread when a signal arrives. The process ends a few seconds later in any
-    case, because an interface may wait for ever for a terminal that was closed.
+        app: the interface.
+        keep: saves data. It is called in another thread when a signal arrives. The process ends a few seconds later in
+            any case, because an interface may wait for ever for a terminal that was closed.
 
     Raises:
-    SystemExit: a signal stopped the interface.
-    DefectError: the interface failed.
+        SystemExit: a signal stopped the interface.
+        DefectError: the interface failed.
     """
     received = list[int]()
     with asyncio.Runner() as runner:
