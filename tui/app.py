@@ -168,7 +168,6 @@ class KvsimApp(Careful, Playbacks):
             await super().on_event(event)
 
     def _display(self, screen: Screen[object], renderable: RenderableType | None) -> None:
-        """Send the characters of `renderable` that the terminal does not show yet."""
         update = self._shown.update(renderable) if isinstance(renderable, CompositorUpdate) else renderable
         super()._display(screen, update)
 

@@ -88,7 +88,7 @@ class ScreenContent:
             for y, line in enumerate(update.strips):
                 self._draw(pen, 0, y, (segment for strip in line for segment in strip), system)
         else:
-            for x, y, segments in _pieces(update):
+            for x, y, segments in _changed_pieces(update):
                 self._draw(pen, x, y, segments, system)
         codes = pen.end()
         self._link.send(len(codes.encode()))
@@ -183,8 +183,7 @@ class PartialUpdate(CompositorUpdate):
         return self._shown.codes(self._update, console)
 
 
-def _pieces(update: ChopsUpdate) -> Iterator[tuple[int, int, Iterator[Segment]]]:
-    """Yield the column, the line and the text of each changed part of a line."""
+def _changed_pieces(update: ChopsUpdate) -> Iterator[tuple[int, int, Iterator[Segment]]]:
     for y, begin, end in update.spans:
         for stop, (x, strip) in zip(update.chop_ends[y], update.chops[y].items(), strict=False):
             if strip is None or x >= end or stop <= begin:

@@ -62,7 +62,6 @@ _KEYS = {
 _TEXTS = {"name": "a short name", "architecture": 'a text such as "Hopper GH100"'}
 """Keys of a GPU file with a text, and their meanings."""
 _OPTIONAL = ("fp8_dense_tflops", "architecture")
-"""Keys of a GPU file that may be missing."""
 
 
 def read_gpu(file: Path) -> Gpu:
@@ -82,7 +81,6 @@ def read_gpu(file: Path) -> Gpu:
 
 
 def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
-    """Return the GPU with the values `fields` of a GPU file, or of an entry in `listed.toml`."""
     memory_bytes = fields.get("memory_bytes") or int(fields["memory_gib"] * GIB)
     fp8 = fields.get("fp8_dense_tflops")
     return Gpu(
@@ -101,7 +99,6 @@ def _gpu(fields: dict[str, Any], sources: tuple[str, ...]) -> Gpu:
 
 
 def _wrong(document: dict[str, Any]) -> list[str]:
-    """Describe each error in a GPU file; an empty list if there is none."""
     found = []
     for key, (lowest, highest, meaning) in _KEYS.items():
         value = document.get(key)

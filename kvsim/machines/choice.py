@@ -219,7 +219,6 @@ def _from_known_card(
 
 
 def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card:
-    """Return a card that comes with kvsim, or one made from a data sheet or from kernel tables."""
     card = sheet_card(gpu) if source == "none" else card_of(gpu, model.tensor_parallel_size)
     is_better = source is None and engine == "vllm" and is_better_by_tables(gpu, card)
     if source == KERNELS or (is_better and has_tables(gpu)):
@@ -228,10 +227,7 @@ def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card
 
 
 def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> RankTimes:
-    """Return the step times of data-parallel ranks that share experts.
-
-    They are guesses, because no machine with such ranks was measured.
-    """
+    """Return the step times of data-parallel ranks that share experts. No machine with such ranks was measured."""
     if source in (None, "none", KERNELS):
         card = _known_card(gpu, model, "vllm", source)
     elif source is not None and is_card(source):
@@ -298,7 +294,6 @@ def _check_gpu(card: Card, gpu: Gpu) -> None:
 
 
 def _card_of_stages(gpu: Gpu, model: Model, source: str | None) -> Card:
-    """Return the card for a server with pipeline stages: measured, or made from a data sheet or kernel tables."""
     linked_gpus = max(model.tensor_parallel_size, 2)  # even stages of one GPU need a link, to the next stage
     if source is None:
         return card_of(gpu, linked_gpus)

@@ -100,16 +100,12 @@ _HEAD_COLUMNS = ("num_heads", "num_key_value_heads", "head_dim")
 
 
 class _Heads(NamedTuple):
-    """Number of query heads and of KV heads on one GPU, and the size of a head."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
 
 
 class _GpuTables(NamedTuple):
-    """Measured tables of one GPU, in the package's folder."""
-
     folder: Path
     """Folder of the GPU, with one folder for each kind of kernel."""
     source: str
@@ -216,7 +212,6 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
 
 
 def _versions(tables: _GpuTables) -> str:
-    """Name the engine and the GPU with which the tables were measured."""
     rows = tables.rows("gemm", "gemm", m=1)
     return f"vLLM {rows['version'][0]} on {rows['device'][0]}"
 

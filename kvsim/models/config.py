@@ -11,7 +11,6 @@ from kvsim.files.values import is_integer, is_number
 LARGEST = 1 << 27
 """Largest valid number in a field with a count."""
 _MOST_SHOWN = 80
-"""Largest number of characters of an invalid value in a message."""
 _TEXT_MODELS = ("text_config", "llm_config", "language_config")
 """Fields that hold the configuration of the text model of an image model."""
 _INHERITED = ("architectures", "tie_word_embeddings", "dtype", "torch_dtype")

@@ -208,13 +208,11 @@ def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[
 
 
 def _chunk(text: Config) -> int | None:
-    """Return the number of tokens that a Mamba-2 kernel processes at a time; None if not stated."""
     names = ("mamba_chunk_size", "chunk_size")
     return text.count(*names) if any(map(text.states, names)) else None
 
 
 def _has_heads(text: Config) -> bool:
-    """Tell whether the model has attention heads. A model that consists of Mamba layers has none."""
     return any(text.states(name) for name in ("num_attention_heads", "n_head", "n_heads"))
 
 
@@ -233,7 +231,6 @@ _OTHER_FILES = {
 
 
 def _architecture(config: Config) -> str:
-    """Return the class of the text model, which is a key of `RULES`."""
     if config.flag("is_encoder_decoder", default=False):
         raise UsageError(f"{config.where} says is_encoder_decoder = true; kvsim knows models without cross attention.")
     named = config.texts("architectures") or ()

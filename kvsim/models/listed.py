@@ -37,8 +37,7 @@ _QUANTIZED = (
 """Endings of the names of quantized checkpoints, each with its value of `--quantization`."""
 _CACHED = re.compile(r"(?:^|/)models--([^/]+?)--([^/]+)")
 """Pattern of a model in the cache of Hugging Face, such as "models--Qwen--Qwen3-8B". Its groups: owner and title."""
-_BEGIN = "\n[[model]]\n"
-"""Text with which each table of `listed.toml` begins."""
+_TABLE_BEGIN = "\n[[model]]\n"
 
 
 def all_models() -> tuple[Model, ...]:
@@ -54,9 +53,9 @@ def each_model() -> Iterator[Model]:
 @cache
 def _tables() -> dict[str, str]:
     """Return the text of each table in `listed.toml`, by the name of the table's model."""
-    _, *tables = Path(__file__).with_name("listed.toml").read_text(encoding="utf-8").split(_BEGIN)
+    _, *tables = Path(__file__).with_name("listed.toml").read_text(encoding="utf-8").split(_TABLE_BEGIN)
     # The first quoted text of a table is the model's name.
-    return {table.partition('"')[2].partition('"')[0]: _BEGIN + table for table in tables}
+    return {table.partition('"')[2].partition('"')[0]: _TABLE_BEGIN + table for table in tables}
 
 
 @cache

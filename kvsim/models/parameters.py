@@ -32,18 +32,30 @@ _UNGATED = {
 }
 """Architectures whose feed-forward network has two matrices. All others have a third one, the gate."""
 _GATED_ATTENTION = ("Qwen3Next", "Qwen3_5")
-"""Beginnings of architectures whose attention has an output gate."""
-_TIED = ("Gemma", "Cohere", "OPT", "GPT2", "Ernie4_5", "SmolLM3", "Starcoder2", "FalconMamba", "MambaFor", "Lfm2For")
+_TIED_BY_DEFAULT = (
+    "Gemma",
+    "Cohere",
+    "OPT",
+    "GPT2",
+    "Ernie4_5",
+    "SmolLM3",
+    "Starcoder2",
+    "FalconMamba",
+    "MambaFor",
+    "Lfm2For",
+)
 """Beginnings of architectures that use one table for input and output unless `tie_word_embeddings` states otherwise."""
-_WIDTHS = {"Llama4ForCausalLM": "intermediate_size_mlp", "OPTForCausalLM": "ffn_dim", "GPT2LMHeadModel": "n_inner"}
+_WIDTH_FIELDS = {
+    "Llama4ForCausalLM": "intermediate_size_mlp",
+    "OPTForCausalLM": "ffn_dim",
+    "GPT2LMHeadModel": "n_inner",
+}
 """Field with the width of the feed-forward network, for architectures where it is not `intermediate_size`."""
 _MIXTURES = (
     "Afmoe", "Ernie4_5_Moe", "FlexOlmo", "Glm4MoeFor", "GptOss", "GraniteMoeFor", "GraniteMoeShared", "Jamba",
     "Lfm2Moe", "MiniMaxM2", "Mixtral", "Olmoe", "PhiMoE", "Qwen2Moe", "Qwen3Moe", "Qwen3Next", "Qwen3_5Moe",
 )  # fmt: skip
-"""Beginnings of architectures that always have experts."""
 _WITHOUT_FEED_FORWARD = ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
-"""Architectures without a feed-forward network."""
 _LEARNED_POSITIONS = {"OPTForCausalLM": 2, "GPT2LMHeadModel": 0}
 """Architectures with learned positions. Their table has this many rows more than the longest sequence."""
 
@@ -146,7 +158,7 @@ def count_parameters(config: Config, layers: Caches) -> Parameters:
 
 def is_tied(config: Config) -> bool:
     """Tell whether one table is both input embedding and output projection."""
-    return config.flag("tie_word_embeddings", default=config.architecture.startswith(_TIED))
+    return config.flag("tie_word_embeddings", default=config.architecture.startswith(_TIED_BY_DEFAULT))
 
 
 def encoder_parameters(config: Config) -> int:
@@ -179,7 +191,6 @@ def image_levels(config: Config) -> int:
 
 
 def _per_layer_embeddings(config: Config, num_layers: int) -> int:
-    """Count the parameters of the embeddings that each layer of Gemma 3n and 4 has, and of their projections."""
     width = config.count("hidden_size_per_layer_input", default=0, least=0)
     if not width:
         return 0
@@ -218,7 +229,7 @@ def dense_size(config: Config, index: int = 0) -> int:
         if len(widths) != num_layers(config):
             raise config.wrong("intermediate_size", f"a number, or one for each of the {num_layers(config)} layers")
         return type(config)({"intermediate_size": widths[index]}, config.where).count("intermediate_size")
-    name, default = _WIDTHS.get(config.architecture, "intermediate_size"), None
+    name, default = _WIDTH_FIELDS.get(config.architecture, "intermediate_size"), None
     if config.count("num_local_experts", default=1, least=0) == 0:  # Granite 4 H without experts
         name = "shared_intermediate_size" if config.states("shared_intermediate_size") else name
     if name == "n_inner":
@@ -235,7 +246,6 @@ def dense_size(config: Config, index: int = 0) -> int:
 
 
 def _cache_parameters(config: Config, layer: Layer) -> int:
-    """Count the parameters of the attention, the indexer or the recurrent layer whose cache is `layer`."""
     match layer:
         case FullAttention():
             return _attention(config, layer)

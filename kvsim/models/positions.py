@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvsim.models.config import Config
 
-_STATED = (
+_LENGTH_FIELDS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length", "max_seq_length",
     "seq_len",
 )  # fmt: skip
@@ -24,10 +24,9 @@ it.
 """
 _PLAIN = ("default", "mrope", "proportional")
 """Kinds of scaling that have no factor."""
-_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
+_LAYER_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention")
 """Kinds of layers that may each have a scaling of positions."""
-_FACTORS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
-"""Fields of a scaling whose values are numbers."""
+_NUMBER_FIELDS = ("factor", "attn_factor", "beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor", "alpha")
 
 
 def longest_sequence(text: Config, given: int | None = None) -> int:
@@ -36,10 +35,10 @@ def longest_sequence(text: Config, given: int | None = None) -> int:
     Raises:
         UsageError: the configuration states none and `given` is None, or a field is invalid.
     """
-    stated = [text.count(name) for name in _STATED if text.states(name)]
+    stated = [text.count(name) for name in _LENGTH_FIELDS if text.states(name)]
     if not stated and not text.states("model_max_length"):
         if given is None:
-            raise text.wrong(_STATED[0], "stated, or given by --max-model-len: vLLM would assume 2,048 tokens")
+            raise text.wrong(_LENGTH_FIELDS[0], "stated, or given by --max-model-len: vLLM would assume 2,048 tokens")
         return given
     positions = text.count("model_max_length", default=min(stated, default=None))
     scalings = _scalings(text)
@@ -58,7 +57,6 @@ def longest_sequence(text: Config, given: int | None = None) -> int:
 
 
 def _field(text: Config) -> str:
-    """Return the name of the field that states how rotary positions are scaled."""
     return "rope_scaling" if text.states("rope_scaling") else "rope_parameters"
 
 
@@ -75,8 +73,10 @@ def _scalings(text: Config) -> list[Config]:
     if not isinstance(stated, dict):
         raise text.wrong(name, "an object with rope_type, and factor where it scales")
     nested = {key: value for key, value in stated.items() if isinstance(value, dict)}
-    if nested and not (set(stated) <= set(_LAYERS) and len(nested) == len(stated)):
-        raise text.wrong(name, f"one object, or one for each kind of layers ({', '.join(_LAYERS)}) and nothing beside")
+    if nested and not (set(stated) <= set(_LAYER_KINDS) and len(nested) == len(stated)):
+        raise text.wrong(
+            name, f"one object, or one for each kind of layers ({', '.join(_LAYER_KINDS)}) and nothing beside"
+        )
     scalings = nested.values() if nested else [stated]
     return [type(text)(scaling, f"{name} of {text.where}") for scaling in scalings]
 
@@ -108,7 +108,7 @@ def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
 
     `positions` is the stated number of positions.
     """
-    for name in _FACTORS:
+    for name in _NUMBER_FIELDS:
         if scaling.states(name):
             scaling.positive(name)
     kind = _kind(scaling)

@@ -17,15 +17,13 @@ if TYPE_CHECKING:
 
 _FIELDS = ("quantization_config", "compression_config")
 """Names of the field that describes the quantization. A configuration has at most one."""
-_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
-"""Fields that may list the parts of a model that are not quantized."""
+_FIELDS_OF_PARTS_LEFT_OUT = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
 """Pattern for names of parts that no method quantizes, or that are tiny. If a file lists them, nothing changes."""
 _ATTENTION = re.compile(r"attn|attention")
-"""Pattern for names of attention layers."""
 _OF_EVERY_TOKEN = re.compile(
     r"attn|attention|shared_expert|mlp\W*\((gate|up|down|gate_up|\|)+\)|feed_forward\.(gate|up|down)"
 )
@@ -109,7 +107,6 @@ def _grouped(
 
 
 def _fp8(scheme: Config) -> Quantization:
-    """Return a quantization to fp8, with one scale per tensor or per block of weights."""
     block = scheme.fields.get("weight_block_size")
     if block is None:
         return _named("fp8")
@@ -124,7 +121,6 @@ def _fp8(scheme: Config) -> Quantization:
 
 
 def _modelopt(scheme: Config) -> Quantization:
-    """Return the quantization that NVIDIA's ModelOpt states."""
     inner = scheme.fields.get("quantization", scheme.fields)
     if not isinstance(inner, dict):
         raise scheme.wrong("quantization", "an object with quant_algo")
@@ -212,7 +208,7 @@ def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts
     routed experts are quantized.
     """
     names: list[str] = []
-    for field in _LEFT_OUT:
+    for field in _FIELDS_OF_PARTS_LEFT_OUT:
         stated = scheme.fields.get(field)
         if stated is None:
             continue
@@ -231,7 +227,7 @@ def _kept(scheme: Config, weights: Quantization, *, num_layers: int, has_experts
         and all(_OF_EVERY_TOKEN.search(name) or re.search(r"\.\d+\.", name) for name in large)
     ):
         return replace(weights, linear_bits=0)
-    field = next(field for field in _LEFT_OUT if scheme.states(field))
+    field = next(field for field in _FIELDS_OF_PARTS_LEFT_OUT if scheme.states(field))
     raise scheme.wrong(
         field, "without parts of layers, whose size kvsim cannot tell", shown=f"a list with {large[0]!r}"
     )

@@ -30,7 +30,6 @@ _TEXTS = ("name", "note", "architecture", "image_class")
 _TRUTHS = ("tie_word_embeddings", "enable_expert_parallel")
 _LISTS_OF_TEXTS = ("sources", "from_memory")
 _LISTS = ("layer_kinds", "layer_caches")
-"""Fields with a list that holds other values than texts."""
 _MAY_BE_ZERO = (
     "intermediate_size",
     "num_experts",
@@ -87,7 +86,7 @@ def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
 
 
 def _latent(shape: Mapping[str, Any]) -> Mla:
-    """Return the latent in the shape of an older recording, which states `kv_lora_rank` and has no `layer_kinds`."""
+    """Return the latent of an older recording, which states `kv_lora_rank` and has no `layer_kinds`."""
     rank: Any = shape.get("kv_lora_rank")
     rope: Any = shape.get("qk_rope_head_dim", 0)
     if not is_integer(rank, 1):
@@ -187,5 +186,4 @@ def _wrong(shape: Mapping[str, Any], key: str, right: str) -> str:
 
 
 def _message(shape: Mapping[str, Any], what: str, right: str) -> str:
-    """Return the error message for a shape whose part `what` must be `right`."""
     return f"the shape of the model {shape.get('name', 'without a name')!r} {what}; it must be {right}."

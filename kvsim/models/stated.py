@@ -133,7 +133,6 @@ def check_layers(text: Config, layers: Caches) -> None:
 
 
 def _is_of(name: str, layer: Layer) -> bool:
-    """Tell whether `name` in `layer_types` may name a layer with the cache `layer`."""
     if name in _NAMES:
         # Sliding and chunked layers are subclasses of FullAttention, but not "full_attention".
         is_partial = isinstance(layer, FullAttention) and layer.kind != "full"

@@ -25,7 +25,7 @@ RATES_PER_S = {"sharegpt": 2.0, "alpaca": 30.0}
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 """Block sizes of Figure 18b, in tokens."""
 _WORTH_NOTICING = 1.1
-"""Largest ratio of a block size's latency to the best latency for which the block size counts as good."""
+"""A block size counts as good if its latency is at most this many times the best latency."""
 
 _KV_POOLS = {"facebook/opt-13b": 12, "facebook/opt-66b": 21, "facebook/opt-175b": 264}
 _NUM_SATURATING = 1200

@@ -59,7 +59,6 @@ def _batches_of(rows: int) -> Static:
 def _three_ways(
     progress: ProgressCallback, *, gpu_name: str, kv_bytes: int, scheduler: ContinuousSettings
 ) -> list[float]:
-    """Return the tokens per second of three ways of serving: one by one, in a padded batch of 500, and with vLLM."""
     gpu, model = find_gpu(gpu_name), find_model(_GRANITE)
     runs: list[tuple[str, Policy, int]] = [
         ("hf-dynamic", _batches_of(1), _ONE_BY_ONE),

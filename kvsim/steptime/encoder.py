@@ -40,8 +40,7 @@ _ATTENTION_SHARE = 0.9
 """FLOP/s of attention in an encoder (heads of 80 elements, no mask), as a share of those in the prompts of a card."""
 _MANY = 16_384
 """Number of patches for which matrix products are evaluated. From about here on, the time per patch is constant."""
-_BYTES = 2
-"""Bytes of one element of weights and activations."""
+_ELEMENT_BYTES = 2
 
 
 def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: int) -> dict[str, Any]:
@@ -53,7 +52,7 @@ def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: i
     hidden, inner, patches = tower.hidden_size, tower.intermediate_size, tower.patches_per_token
     matrices = [(3 * hidden, hidden), (hidden, hidden), (inner * (2 if tower.has_gate else 1), hidden), (hidden, inner)]
     products_s = sum(_product_s(card, *matrix) for matrix in matrices)
-    elements_s = _ELEMENTS[kind] * hidden * _BYTES / card.read_bytes_per_s
+    elements_s = _ELEMENTS[kind] * hidden * _ELEMENT_BYTES / card.read_bytes_per_s
     pair_s = 4 * hidden / (_ATTENTION_SHARE * _attention_flops_per_s(card))
     windows_s = (tower.num_layers - tower.num_full_layers) * tower.window_patches * pair_s
     return {

@@ -172,7 +172,6 @@ class KernelsSeen:
         return lengths
 
     def _choose(self, batch: Batch, lengths: IntArray, uses: FirstUses, *, prefill: bool) -> None:
-        """Write the times to plan and to build kernels into `uses`, for the steps at `lengths`."""
         kind = "prefill" if prefill else "decode"
         steps = lengths - batch.prompt_width
         uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _LATENT_HEAD = 128
 """Number of elements of a value, and of the non-rotary part of a query, in MLA of all DeepSeek models."""
 _ACTIVATION_BYTES = 2
-"""Bytes of one element of an activation."""
 _SMALL_KERNELS = 5
 """Number of small kernels in a compiled layer: two norms, rotation, activation and cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}

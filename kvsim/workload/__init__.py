@@ -36,7 +36,6 @@ _HOME = by_name({
     "kvsim.workload.turns": "Turns",
     "kvsim.workload.varying": "Varying",
 })  # fmt: skip
-"""Module of each public name."""
 
 __all__ = [
     "LONGEST_S",

@@ -34,7 +34,6 @@ def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
 
 
 def _before(images: Sequence[Image], end: int) -> list[Image]:
-    """Return the images that begin before token `end` of the prompt."""
     return [image for image in images if image.place < end]
 
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 _STREAM = 5
 """Number of the stream of random numbers for images, which differs from those of other draws with the same seed."""
 _MOST_NUMBER = 1 << 10
-"""Largest valid mean number of images in a request."""
 _SIZE = re.compile(r"(\d{1,6})[x×](\d{1,6})|(\d{1,6})")
 """Pattern of a size: pixels, such as `1920x1080`, or tokens, such as `576`."""
 

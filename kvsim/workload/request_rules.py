@@ -33,8 +33,6 @@ SCALAR_COLUMNS = (
 
 
 class _WorkloadColumns(Protocol):
-    """Columns of a `Workload` during its construction."""
-
     @property
     def arrival_s(self) -> FloatArray: ...
     @property
@@ -95,7 +93,6 @@ def _check_images(workload: _WorkloadColumns, images: Images) -> None:
 
 
 def _check_shape(workload: _WorkloadColumns) -> None:
-    """Check that there is a request, that all columns have the same length, and that no id occurs twice."""
     num_rows = workload.arrival_s.size
     if num_rows == 0:
         raise WorkloadError(f"the workload {workload.name!r} has no requests; it must have at least one.")

@@ -104,7 +104,6 @@ def _in_words(arrivals: Arrivals, pauses: Pauses, prefixes: SharedPrefixes | Non
 
 
 def _sizes(num_sessions: int, turns: Lengths, rng: np.random.Generator) -> Int64Array:
-    """Draw the number of turns of each session: int64[num_sessions]."""
     sizes = turns.sample(num_sessions, rng)
     if sizes.sum() > MOST_REQUESTS:
         raise UsageError(f"{num_sessions:,} sessions of {_turn_words(turns)} are more than {MOST_REQUESTS:,} requests.")

@@ -29,8 +29,6 @@ WHOLE = -1
 
 
 class _TokenColumns(Protocol):
-    """Columns of a `Workload` from which turns are checked."""
-
     @property
     def prompt_tokens(self) -> Int32Array: ...
     @property

@@ -57,7 +57,6 @@ class RemediesScreen(Page):
         return Group(verdict, self._table(), _ENOUGH, _TERMS, command, *self._price(), "", found.cause, "", _SIMULATED)
 
     def _price(self) -> tuple[str, ...]:
-        """Return a sentence on the memory that the first remedy takes; empty if the remedy adds no blocks."""
         pool = self._diagnosis.recording.meta.pool
         blocks = getattr(self._diagnosis.remedies[0].change.server, "num_blocks", None)
         if not isinstance(blocks, int) or pool.num_units is None or blocks <= pool.num_units + pool.first_unit:
@@ -66,7 +65,6 @@ class RemediesScreen(Page):
         return (f"It takes {then} for KV instead of {now}, which the GPU must have.",)
 
     def _table(self) -> Table:
-        """Return the figures with and without remedies; for a captured run, also the measured ones."""
         found = self._diagnosis
         table = Table(box=None, padding=(0, 1), pad_edge=False)
         for nth, name in enumerate(_COLUMNS):

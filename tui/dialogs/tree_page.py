@@ -20,11 +20,8 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _MOST_NODES_LISTED: Final = 400
-"""Largest number of nodes that are listed."""
-_DEEPEST: Final = 12
-"""Largest number of levels that are indented."""
+_MOST_INDENTED_LEVELS: Final = 12
 _MOST_HOLDERS_NAMED: Final = 3
-"""Largest number of holders that are named for a node."""
 
 
 class RadixTreeScreen(Page):
@@ -49,7 +46,7 @@ class RadixTreeScreen(Page):
         table = Table(box=None, padding=(0, 1), pad_edge=False, header_style="dim")
         for name in ("node", "tokens", "held by", "last used"):
             table.add_column(name, justify="right" if name in ("tokens", "last used") else "left", no_wrap=True)
-        first = _goes_first(session, tree)
+        first = _next_evicted(session, tree)
         for node in tree.nodes[:_MOST_NODES_LISTED]:
             table.add_row(*_cells(session, node, is_first=node is first))
         parts += ["", table]
@@ -71,7 +68,6 @@ def _summary(session: Session, tree: RadixTree) -> str:
 
 
 def _windows(session: Session) -> str | None:
-    """Return a line about the pool of layers with sliding windows after the current step; None without this pool."""
     recording, frame = session.recording, session.player.frame
     windows, steps = recording.meta.pool.windows, recording.steps
     if windows is None or steps.free_window_units is None or steps.cached_window_units is None or not len(steps):
@@ -92,7 +88,7 @@ def _retraction(session: Session, last: Retraction) -> str:
     )
 
 
-def _goes_first(session: Session, tree: RadixTree) -> TreeNode | None:
+def _next_evicted(session: Session, tree: RadixTree) -> TreeNode | None:
     """Return the leaf that is evicted next; None without leaves, or if the eviction policy is not LRU."""
     is_lru = session.recording.meta.policy.get("radix_eviction_policy", "lru") == "lru"
     return tree.leaves[0] if is_lru and tree.leaves else None
@@ -101,7 +97,7 @@ def _goes_first(session: Session, tree: RadixTree) -> TreeNode | None:
 def _cells(session: Session, node: TreeNode, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
     """Return the cells of a node's line: bold if the node is locked, dim if nodes below it must be evicted first."""
     size, end = session.replay.unit_tokens, node.begin + node.num_units
-    lead = "  " * min(node.depth - 1, _DEEPEST) + "└ " if node.depth else ""
+    lead = "  " * min(node.depth - 1, _MOST_INDENTED_LEVELS) + "└ " if node.depth else ""
     if node.num_holders:
         names = [session.request_name(row) for row in node.holders[:_MOST_HOLDERS_NAMED]]
         more = node.num_holders - len(names)

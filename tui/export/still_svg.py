@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _TITLE_HEIGHT, _LEGEND_HEIGHT, _MARGIN = 26, 24, 12
-_LETTER = 7.6
-"""Width of a letter of the legend in pixels, rounded up."""
+_LETTER_PX = 7.6
 _HOST_LINES = 2
 COLUMNS: Final = 84
 """Default width of the pool in a figure, in characters."""
@@ -82,7 +81,7 @@ def _lines(parts: list[str], lines: list[list[Segment]], top: float) -> float:
 def _legend(parts: list[str], entries: Iterable[tuple[Sequence[int], str]], top: float, pixels: float) -> float:
     colors, x = paint_colors(COLOR.palette), float(_MARGIN)
     for paints, words in entries:
-        wide = len(paints) * 16 + 8 + len(words) * _LETTER + 18
+        wide = len(paints) * 16 + 8 + len(words) * _LETTER_PX + 18
         if x + wide > pixels and x > _MARGIN:
             x, top = float(_MARGIN), top + _LEGEND_HEIGHT
         for number, paint in enumerate(paints):

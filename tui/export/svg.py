@@ -72,14 +72,14 @@ def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str
         if not character:
             continue
         begin, length = _extent(run)
-        marks += _drawing(character, begin * CELL[0], y, length, ink)
+        marks += _rectangles(character, begin * CELL[0], y, length, ink)
     for (ink, bold), run in groupby(characters, key=lambda item: (item[2], item[4])):
-        marks += _words(list(run), y, ink, bold=bold)
+        marks += _word_texts(list(run), y, ink, bold=bold)
 
 
 @lru_cache(maxsize=4096)
 def _colors(style: Style | None, ground: str) -> tuple[str, str, bool]:
-    """Return the colour of the text, the colour of the background, and whether the text is bold."""
+    """Return (colour of the text, colour of the background, whether the text is bold)."""
     if style is None:
         return _INK, ground, False
     ink, back = _hex(style.color, _INK), _hex(style.bgcolor, ground)
@@ -104,8 +104,8 @@ def _is_drawn(character: str) -> bool:
     return character in _SHAPES or character == "□"
 
 
-def _shapes() -> dict[str, tuple[float, float, float, float]]:
-    """Return the part of the cell that each drawn character fills: left, top, right and bottom, 0 to 1."""
+def _parts_of_cell() -> dict[str, tuple[float, float, float, float]]:
+    """Return the part of a cell that each drawn character fills: (left, top, right, bottom), 0 to 1."""
     shapes = {character: (0.0, 1 - eighth / 8, 1.0, 1.0) for eighth, character in enumerate(_UP, start=1)}
     shapes |= {character: (0.0, 0.0, eighth / 8, 1.0) for eighth, character in enumerate(_RIGHT, start=1)}
     shapes |= {
@@ -118,11 +118,11 @@ def _shapes() -> dict[str, tuple[float, float, float, float]]:
     return shapes
 
 
-_SHAPES: Final = _shapes()
+_SHAPES: Final = _parts_of_cell()
 
 
-def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[str]:
-    """Return the rectangles of `length` equal characters, or one rectangle if the character fills the cell's width."""
+def _rectangles(character: str, x: float, y: float, length: int, ink: str) -> list[str]:
+    """Return the rectangles of `length` equal characters: one in all if the character fills the cell's width."""
     wide, tall = CELL
     if character == "□":
         inside = f'y="{y + 5.5:g}" width="{wide - 3}" height="{tall - 11}" fill="none" stroke="{ink}"'
@@ -136,8 +136,7 @@ def _drawing(character: str, x: float, y: float, length: int, ink: str) -> list[
     ]
 
 
-def _words(alike: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
-    """Return the SVG texts of consecutive characters with one style: one text per word, at the word's column."""
+def _word_texts(alike: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
     text = "".join(" " if _is_drawn(item[1]) else item[1] for item in alike)
     weight = ' class="b"' if bold else ""
     return [

@@ -43,7 +43,7 @@ def fleet_story(fleet: FleetServers) -> Story:
     parts = (
         whole,
         *found,
-        _balance(fleet, now),
+        _balance_words(fleet, now),
         plural(sum(server.preempted for server in now), "preemption"),
     )
     return Story(frame=fleet.player.frame, parts=parts, shorter=(whole,))
@@ -74,7 +74,7 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
         (f"all servers: {running:,} running, {held} held", f"{running:,} running, {held} held")
     ]
     if len(now) > 1:
-        balance = _balance(fleet, now)
+        balance = _balance_words(fleet, now)
         brief = balance.replace(" server", "", 1)
         lines.append((f"so far: {brief}", brief))
     if fleet.hits(now)[0]:
@@ -83,7 +83,7 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
     return list(filter(None, (that_fits(texts, room) for texts in lines)))
 
 
-def _balance(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
+def _balance_words(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
     """Compare, in words, the tokens computed by the busiest server with the mean of the servers of its kind."""
     times, kind = fleet.imbalance(now)
     return f"busiest {kind}{' ' * bool(kind)}server computed {times:.2f} times {'their' if kind else 'the'} mean"
@@ -159,12 +159,11 @@ def _name_of(fleet: FleetServers, server: FleetServer, number: int) -> str:
 
 def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:
     """Describe in one line the visits of a request to servers, in order. `stops` has one item per visit."""
-    described = _stop_in_short if short else _stop
+    described = _describe_stop_briefly if short else _describe_stop
     return f" {arrow} ".join(described(fleet, stops, nth) for nth in range(len(stops)))
 
 
-def _stop(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
-    """Describe visit `nth`: the tokens found or fetched, and the times of arrival, begin and end."""
+def _describe_stop(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
     stop, server = stops[nth], fleet.servers[stops[nth].server]
     if math.isnan(stop.begin_s):
         return f"{server.name}: came {_at(fleet, stop.arrival_s)}, never began"
@@ -177,7 +176,7 @@ def _stop(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
     return f"{server.name}: {came}{work}{end}"
 
 
-def _stop_in_short(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
+def _describe_stop_briefly(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
     stop, name = stops[nth], fleet.servers[stops[nth].server].name
     if math.isnan(stop.begin_s):
         return f"{name}: waits"

@@ -26,7 +26,7 @@ def free_line(session: Session, width: int) -> str:
     numbers = (next_units(replay) + replay.first_unit).tolist()
     if not numbers:
         return free
-    series = list(_series(numbers))
+    series = list(_ranges_of(numbers))
     for kept in range(len(series), 0, -1):
         listed = ", then ".join(filter(None, (series[0], ", ".join(series[1:kept]))))
         units = unit + "s" * (" to " in series[0])
@@ -36,7 +36,7 @@ def free_line(session: Session, width: int) -> str:
     return free
 
 
-def _series(numbers: list[int]) -> Iterator[str]:
-    """Yield each series of consecutive `numbers` in words: `1,203`, `412 to 419`."""
+def _ranges_of(numbers: list[int]) -> Iterator[str]:
+    """Yield each range of consecutive `numbers` in words: `1,203`, `412 to 419`."""
     for each in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
         yield f"{each[0]:,}" if len(each) == 1 else f"{each[0]:,} to {each[-1]:,}"

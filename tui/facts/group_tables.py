@@ -48,8 +48,8 @@ def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]
             TableRow(
                 kind=kind,
                 num_held=sum(map(len, held)),
-                num_released=sum(_num_before(positions) for positions in held),
-                parts=_parts(np.sort(held[0]), kind.group.block_size, int(replay.full[request]), num_parts),
+                num_released=sum(_num_missing_before_last(positions) for positions in held),
+                parts=_states_of_parts(np.sort(held[0]), kind.group.block_size, int(replay.full[request]), num_parts),
             )
         )
     return rows
@@ -64,24 +64,24 @@ def uniform_words(session: Session, request: int) -> str:
     if any(group.state_slots for group in replay.groups):
         return ""  # a state is no number of tokens
     units = len(replay.block_table(request)[0])
-    reach = max(_end(replay, request, number) for number in range(len(groups)))
+    reach = max(_num_tokens_in_table(replay, request, number) for number in range(len(groups)))
     token_slots = sum(group.token_slots for group in replay.groups)
     held, uniform = units * replay.unit_slots, reach * token_slots
     return f"a uniform cache: {uniform / held:.1f} times as much" if held else ""
 
 
-def _end(replay: Replay, request: int, number: int) -> int:
-    """Return the number of tokens up to the end of the last block in the request's table of KV-cache group `number`."""
+def _num_tokens_in_table(replay: Replay, request: int, number: int) -> int:
     positions = replay.block_table(request, number)[0]
     return (int(positions.max()) + 1) * replay.groups[number].block_size if len(positions) else 0
 
 
-def _num_before(positions: npt.NDArray[np.integer]) -> int:
-    """Return the number of entries without a block before the last held block."""
+def _num_missing_before_last(positions: npt.NDArray[np.integer]) -> int:
     return int(positions.max()) + 1 - len(positions) if len(positions) else 0
 
 
-def _parts(positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int) -> tuple[int, ...]:
+def _states_of_parts(
+    positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int
+) -> tuple[int, ...]:
     """Return the states of `num_parts` equal parts of a sequence whose blocks at `positions` are held."""
     edges = np.linspace(0, max(tokens, 1), num_parts + 1)
     begins = positions.astype(np.int64) * block_size

@@ -52,14 +52,14 @@ def headline(session: Session, *, short: bool) -> list[str]:
         units += f" for {len(replay.groups)} kinds of layers"
     elif replay.unit_tokens > 1 and not short:
         units += f" of {replay.unit_tokens} slots"
-    each = _memory_place(session)
+    each = _words_for_gpus_of_pool(session)
     memory = f"{size}{each} = {units}" if short else f"{size} for KV{each} = {units}"
     return [
         _origin(session, engine),
         policy,
         f"{model} on {_gpus(gpu, num_gpus)}",
         memory,
-        *_times(meta),
+        *_step_time_source(meta),
         *_untimed(meta),
     ]
 
@@ -88,8 +88,7 @@ def _model(meta: Meta) -> str:
     return str(meta.model.get("name", "unknown model")).rpartition("/")[2]
 
 
-def _times(meta: Meta) -> list[str]:
-    """Return the engine whose step times were simulated, in words; empty for vLLM."""
+def _step_time_source(meta: Meta) -> list[str]:
     return ["Hugging Face's step times"] if "(hf-" in str(meta.engine.get("step_time", "")) else []
 
 
@@ -107,8 +106,7 @@ def _parallel_size(session: Session, name: str) -> int:
     return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
 
 
-def _memory_place(session: Session) -> str:
-    """Return on which GPUs the pool's bytes are: all pipeline stages together, or each GPU; empty for one GPU."""
+def _words_for_gpus_of_pool(session: Session) -> str:
     if _parallel_size(session, "pipeline_parallel_size") > 1:
         return f" in {_parallel_size(session, 'pipeline_parallel_size')} stages"
     return " on each" if _parallel_size(session, "tensor_parallel_size") > 1 else ""

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
     from ..playback.session import Session
 
-_FULL: Final = 0.01
-"""If less than this share of the pool is free, the pool counts as full."""
-_SHORT: Final = 0.1
+_FULL_FREE_SHARE: Final = 0.01
+"""Share of the pool below which free memory counts as none."""
+_SHORT_SHARE_OF_RUN: Final = 0.1
 """Times under this share of a run's duration are rounded to a tenth of themselves, longer ones to a tenth of the
 duration.
 """
-_MUCH: Final = 25.0
+_MUCH_WASTE_PERCENT: Final = 25.0
 """Percent of the pool that waste must take on average to be a reason for another policy."""
 
 
@@ -38,16 +38,16 @@ def judgement_of(session: Session) -> Judgement:
     """Return the verdict on a complete run."""
     summary = summarize(session.recording, session.waste)
     limit = limit_of(summary)
-    short_facts, facts = _facts(session, summary, limit)
+    short_facts, facts = _limiting_facts(session, summary, limit)
     remedy, key = _remedy(session, summary, limit)
     press = f" (press {key})" if key else ""
     return Judgement(f"{facts}: {remedy}{press}", f"{short_facts}: {remedy}" + (f" ({key})" if key else ""))
 
 
-def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
+def _limiting_facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
     """Return what held requests back, as a short text and a long one.
 
-    If nothing did, the texts are about refused requests, waste, or that nothing waits.
+    If nothing did, they are about refused requests, waste, or that nothing waits.
     """
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
@@ -63,7 +63,6 @@ def _facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str
 
 
 def _memory_facts(session: Session, summary: Summary) -> str:
-    """Return how long memory was short, and the worst effect of it."""
     wasted = wasted_percent(summary)
     facts = [_full_words(session)]
     vain = 100 * summary.vain_tokens / max(summary.computed_tokens, 1)
@@ -71,7 +70,7 @@ def _memory_facts(session: Session, summary: Summary) -> str:
         facts.append(f"{vain:.0f}% computed in vain")
     elif summary.num_preemptions:
         facts.append(plural(summary.num_preemptions, "preemption"))
-    elif wasted >= _MUCH:
+    elif wasted >= _MUCH_WASTE_PERCENT:
         facts.append(f"{wasted:.0f}% of it never used")
     elif summary.num_aborted:
         facts.append(f"{plural(summary.num_aborted, 'request')} failed")
@@ -79,12 +78,11 @@ def _memory_facts(session: Session, summary: Summary) -> str:
 
 
 def _unlimited_facts(summary: Summary) -> tuple[str, str]:
-    """Return facts about a run in which no limit held requests back, as a short text and a long one."""
     wasted = wasted_percent(summary)
     if summary.num_refused:
         refused = f"{plural(summary.num_refused, 'request')} refused"
         return refused, f"{refused}: they do not fit into the pool"
-    if wasted >= _MUCH:
+    if wasted >= _MUCH_WASTE_PERCENT:
         return (f"{wasted:.0f}% of the pool is never used",) * 2
     return "nothing waits", f"nothing waits, {peak_words(summary)}"
 
@@ -94,12 +92,12 @@ def _full_words(session: Session) -> str:
     over_time = session.waste.with_gaps()
     spans_s = np.diff(over_time.time_s)
     free_units = (session.capacity - over_time.held[:-1]) // session.replay.unit_slots
-    full_s = float(spans_s[free_units <= max(_FULL * session.replay.num_units, 1)].sum())
+    full_s = float(spans_s[free_units <= max(_FULL_FREE_SHARE * session.replay.num_units, 1)].sum())
     total_s = float(spans_s.sum())
     if not full_s:
         return "memory is short"
     share = full_s / total_s
-    if share < _SHORT:
+    if share < _SHORT_SHARE_OF_RUN:
         return f"full for {seconds(full_s, full_s / 10)} of {seconds(total_s, 1.0)}"
     return f"full for {seconds(full_s, total_s / 10).removesuffix(' s')} of {seconds(total_s, total_s / 10)}"
 
@@ -124,6 +122,6 @@ def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[st
         if limit is not None:
             return remedies[limit], key
         return ("a larger pool", key) if summary.num_refused else ("nothing to change", "")
-    if limit is not None or wasted_percent(summary) >= _MUCH:
+    if limit is not None or wasted_percent(summary) >= _MUCH_WASTE_PERCENT:
         return ("continuous batching" if policy == "static" else "memory in pages"), "c"
     return ("a larger pool" if summary.num_refused else "nothing to change"), ""

@@ -210,7 +210,6 @@ def _most_words(session: Session, largest: Owner | None) -> str:
 
 
 def _tokens_words(owner: Owner) -> str:
-    """Return the number of tokens of a request: `971 tokens`, `1,927 tokens (512 shared)`."""
     return plural(owner.num_tokens, "token") + f" ({owner.shared_tokens:,} shared)" * (owner.num_shared > 0)
 
 
@@ -235,7 +234,6 @@ def _first_that_fits(texts: Sequence[Sequence[str]], width: int, dot: str) -> st
 
 
 def _group_words(found: Sequence[OwnerGroup]) -> str:
-    """Describe the groups that share units: `8 groups of 3 to 13 requests share 512 tokens each`."""
     sizes = sorted(len(group.owners) for group in found if group.num_shared)
     tokens = {int(group.shared[SlotState.TOKEN]) for group in found if group.num_shared}
     amount = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "blocks"

@@ -82,7 +82,6 @@ def _preemptions(session: Session, request: int) -> int:
 
 
 def _preemptions_before(session: Session, request: int, total: int) -> int:
-    """Return how many of the `total` preemptions of `request` happened before the session's first frame."""
     if not session.before.num_summary_frames:
         return 0
     replay, held = session.replay, session.replay.ledger.tables.residencies

@@ -24,16 +24,13 @@ if TYPE_CHECKING:
 
 _NOTICED = 1.05
 """Smallest ratio of two durations for which the part that is due to memory is computed."""
-_NEAR: Final = 1.1
-"""Ratios below this have two decimals, larger ones one."""
+_LEAST_FACTOR_OF_ONE_DECIMAL: Final = 1.1
 _NONE_LEFT: Final = 1.05
 """If two runs with ample memory differ in speed by less than this ratio, they count as equally fast."""
-_FULL: Final = 0.01
-"""If less than this share of the pool is free, the pool counts as full."""
-_SOME_WAIT: Final = 0.5
-"""Least mean number of waiting requests that the story mentions."""
-_TELLING: Final = 0.05
-"""Share of the pool that waste must exceed to be the story."""
+_FULL_FREE_SHARE: Final = 0.01
+"""Share of the pool below which free memory counts as none."""
+_LEAST_MEAN_WAITING: Final = 0.5
+_LEAST_WASTE_SHARE: Final = 0.05
 
 
 def story_of(session: Session) -> Story:
@@ -43,33 +40,34 @@ def story_of(session: Session) -> Story:
     preempted = np.flatnonzero(steps.preempted > 0)
     if session.rows is not None:
         return Story(frame=session.player.last_frame, parts=(str(session.rows),))
-    parts = list(_when_full(session))
+    parts = list(_full_span(session))
     if len(preempted):
         total = int(steps.preempted.sum())
         parts.append(plural(total, "preemption"))
-        return _whole_run(int(preempted[0]), (*parts, *_waiting(session)))
+        return _whole_run_story(int(preempted[0]), (*parts, *_mean_waiting_words(session)))
     if session.added_up:
         wasted = session.slots[:, [SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED]].sum(axis=1)
         worst = int(np.argmax(wasted * (1 + (waiting > 0))))
-        if wasted[worst] > _TELLING * session.capacity:
+        if wasted[worst] > _LEAST_WASTE_SHARE * session.capacity:
             state = SlotState.PADDING if session.recording.meta.policy_name == "static" else SlotState.INTERNAL
             share = percent(float(session.mean_slots[state]), session.capacity)
             average_waste = f"{share} of the pool is {STATE_NAMES[state]} on average"
-            return _whole_run(worst, (average_waste, *_waiting(session)))
+            return _whole_run_story(worst, (average_waste, *_mean_waiting_words(session)))
     refused = session.events.of_kinds((EventKind.REFUSED,))
     if len(refused):
-        return _whole_run(int(refused.frame[0]), (f"{len(refused):,} refused", *parts, *_waiting(session)))
+        return _whole_run_story(
+            int(refused.frame[0]), (f"{len(refused):,} refused", *parts, *_mean_waiting_words(session))
+        )
     running = session.counts("running")
     busiest = int(np.argmax(running))
     free = np.append(steps.free_units, session.replay.num_units)
     in_use = percent(session.replay.num_units - int(free.min()), session.replay.num_units)
     short = parts or [f"the pool never runs short: at most {in_use} in use"]
-    queue = (*_waiting(session), *_held_back_by(session))
-    return _whole_run(busiest, (*short, *queue, f"up to {running[busiest]:,} running"))
+    queue = (*_mean_waiting_words(session), *_held_back_by(session))
+    return _whole_run_story(busiest, (*short, *queue, f"up to {running[busiest]:,} running"))
 
 
-def _whole_run(frame: int, parts: tuple[str, ...]) -> Story:
-    """Return a story about the whole run that begins at `frame`."""
+def _whole_run_story(frame: int, parts: tuple[str, ...]) -> Story:
     return Story(frame=frame, parts=(f"whole run: {parts[0]}", *parts[1:]))
 
 
@@ -85,10 +83,10 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
         return Story(frame=0, parts=())
     begin = f"{fast.label} {duration(fast_s)}"
     numbers = range(1, len(comparison.lanes))
-    running = ", ".join(f"{_mean_of(lane.session, 'running'):,.0f} ({lane.label})" for lane in comparison.lanes)
+    running = ", ".join(f"{_mean_over_time(lane.session, 'running'):,.0f} ({lane.label})" for lane in comparison.lanes)
     factors, *in_short = (
         ", ".join(f"{comparison.lanes[number].label} {factor(comparison, number)}" for number in numbers)
-        for factor in (_factor, _factor_in_short, lambda *lane: _times(_gap(*lane)))
+        for factor in (_factor_with_reason, _factor_in_short, lambda *lane: _times(_duration_ratio(*lane)))
     )
     parts = (f"{begin}; longer: {factors}", f"running on average: {running}")
     return Story(frame=0, parts=parts, shorter=tuple(f"{begin}; {words}" for words in in_short))
@@ -117,39 +115,38 @@ def gap_of(comparison: ComparedRuns, number: int) -> Gap:
         return Gap(duration=words)
     if not number:
         return Gap(duration=words, factor="the fastest")
-    return Gap(duration=words, factor=_times(_gap(comparison, number)), reason=_reason(comparison, number))
+    return Gap(
+        duration=words, factor=_times(_duration_ratio(comparison, number)), reason=_reason_words(comparison, number)
+    )
 
 
-def _reason(comparison: ComparedRuns, number: int) -> str:
-    """Return why lane `number` takes longer than the fastest run, in a few words; empty if unknown."""
-    by_memory = _by_memory(comparison, number)
+def _reason_words(comparison: ComparedRuns, number: int) -> str:
+    by_memory = _ratio_by_memory(comparison, number)
     if by_memory is None:
         return ""
-    if by_memory == _gap(comparison, number):
+    if by_memory == _duration_ratio(comparison, number):
         return "memory alone"
     if by_memory >= _NONE_LEFT:
         return f"memory {_times(by_memory)} of it"
     return "padding, not memory" if _is_static(comparison, number) else "not memory"
 
 
-def _factor(comparison: ComparedRuns, number: int) -> str:
-    """Return how much longer than the fastest run lane `number` takes, and the reason."""
-    reason = _reason(comparison, number)
-    return _times(_gap(comparison, number)) + f" ({reason})" * bool(reason)
+def _factor_with_reason(comparison: ComparedRuns, number: int) -> str:
+    reason = _reason_words(comparison, number)
+    return _times(_duration_ratio(comparison, number)) + f" ({reason})" * bool(reason)
 
 
 def _factor_in_short(comparison: ComparedRuns, number: int) -> str:
-    """Return `_factor` with the reason in one or two words."""
-    factor = _factor(comparison, number)
+    """Return `_factor_with_reason` with the reason in one or two words."""
+    factor = _factor_with_reason(comparison, number)
     return factor.replace(" alone)", ")").replace(", not memory)", ")").replace(" of it)", ")")
 
 
 def _times(factor: float) -> str:
-    return f"×{factor:,.2f}" if factor < _NEAR else f"×{factor:,.1f}"
+    return f"×{factor:,.2f}" if factor < _LEAST_FACTOR_OF_ONE_DECIMAL else f"×{factor:,.1f}"
 
 
-def _gap(comparison: ComparedRuns, number: int) -> float:
-    """Return the duration of lane `number`, divided by that of the fastest run."""
+def _duration_ratio(comparison: ComparedRuns, number: int) -> float:
     return comparison.lanes[number].session.player.duration_s / comparison.lanes[0].session.player.duration_s
 
 
@@ -157,13 +154,13 @@ def _is_static(comparison: ComparedRuns, number: int) -> bool:
     return comparison.lanes[number].session.recording.meta.policy_name == "static"
 
 
-def _by_memory(comparison: ComparedRuns, number: int) -> float | None:
-    """Return the factor by which `_gap` would shrink if both runs had ample memory; None if unknown.
+def _ratio_by_memory(comparison: ComparedRuns, number: int) -> float | None:
+    """Return the factor by which `_duration_ratio` would shrink if both runs had ample memory; None if unknown.
 
     It is the whole gap if both runs are about equally fast with ample memory.
     """
     slow, fast = comparison.lanes[number].session, comparison.lanes[0].session
-    gap = _gap(comparison, number)
+    gap = _duration_ratio(comparison, number)
     if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1] or gap < _NOTICED:
         return None
     left = comparison.ample_tokens_per_s[0] / comparison.ample_tokens_per_s[number]
@@ -172,10 +169,9 @@ def _by_memory(comparison: ComparedRuns, number: int) -> float | None:
     return gap if left < _NONE_LEFT else gap / left
 
 
-def _when_full(session: Session) -> list[str]:
-    """Return from when to when the pool has almost no free memory, in words; empty if it always has some."""
+def _full_span(session: Session) -> list[str]:
     steps = session.recording.steps
-    full = np.flatnonzero(steps.free_units <= max(_FULL * session.replay.num_units, 1))
+    full = np.flatnonzero(steps.free_units <= max(_FULL_FREE_SHARE * session.replay.num_units, 1))
     if not len(full):
         return []
     begin_s, end_s = float(session.times_s[full[0]]), float(session.times_s[full[-1] + 1])
@@ -186,10 +182,9 @@ def _when_full(session: Session) -> list[str]:
     return [f"pool full from {begin.removesuffix(' s')} to {end}"]
 
 
-def _waiting(session: Session) -> list[str]:
-    """Return the mean number of waiting requests in words; empty if hardly any request waits."""
-    mean = _mean_of(session, "waiting")
-    return [f"{mean:,.0f} wait on average"] if mean >= _SOME_WAIT else []
+def _mean_waiting_words(session: Session) -> list[str]:
+    mean = _mean_over_time(session, "waiting")
+    return [f"{mean:,.0f} wait on average"] if mean >= _LEAST_MEAN_WAITING else []
 
 
 def _held_back_by(session: Session) -> list[str]:
@@ -204,7 +199,7 @@ def _held_back_by(session: Session) -> list[str]:
     tokens_of_step = steps.prefill_tokens[step].astype(np.int64) + steps.decode_tokens[step]
     by_limit = np.column_stack(limits.split(waiting[:-1], steps.running[step], tokens_of_step))
     _, batch, tokens = time_mean(time_s, np.vstack((by_limit, np.zeros((1, 3), np.int64))))
-    if max(batch, tokens) < _SOME_WAIT:
+    if max(batch, tokens) < _LEAST_MEAN_WAITING:
         return []
     if meta.policy_name == "static":
         return ["held back by batch_size"]
@@ -213,8 +208,7 @@ def _held_back_by(session: Session) -> list[str]:
     return [f"held back by {limits.max_num_batched_tokens:,} tokens a step"]
 
 
-def _mean_of(session: Session, name: str) -> float:
-    """Return the mean number of `running` or `waiting` requests over time."""
+def _mean_over_time(session: Session, name: str) -> float:
     return float(time_mean(*Gaps.of(session.replay).over_time(session.recording, name)))
 
 

@@ -40,7 +40,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         if not in_tree[units == unit].any():
             return [("in the tree", "not yet: an answer goes there when it ends")]
         alike = alike & in_tree
-    begin, end = _stretch(alike, int(np.flatnonzero(units == unit)[0]))
+    begin, end = _range_around(alike, int(np.flatnonzero(units == unit)[0]))
     size = replay.unit_tokens
     tokens = f"tokens {places[begin] * size + 1:,} to {(places[end - 1] + 1) * size:,}"
     lines = [("node in the tree", f"{plural(end - begin, session.unit_name)}, {tokens}")]
@@ -61,7 +61,7 @@ def in_tree_units(session: Session, request: int) -> int:
     return min(computed, prompt) // replay.unit_tokens
 
 
-def _stretch(alike: npt.NDArray[np.bool_], place: int) -> tuple[int, int]:
+def _range_around(alike: npt.NDArray[np.bool_], place: int) -> tuple[int, int]:
     """Return the longest range [begin, end) around index `place` in which `alike` is true."""
     other = np.flatnonzero(~alike)
     nth = int(np.searchsorted(other, place))

@@ -102,7 +102,7 @@ def tree_at(session: Session) -> RadixTree:
     """Return the tree at the current frame."""
     units = _Units(session)
     ordered: list[TreeNode] = []
-    pending = [*reversed(_nodes(session, units))]
+    pending = [*reversed(_root_nodes(session, units))]
     while pending:
         node = pending.pop()
         ordered.append(node)
@@ -146,8 +146,7 @@ class _Units:
         self._used_seq[first:end], self._last[first:end] = [seq] * length, [request] * length
 
 
-def _nodes(session: Session, units: _Units) -> list[TreeNode]:
-    """Return the nodes at the root. All other nodes are their descendants."""
+def _root_nodes(session: Session, units: _Units) -> list[TreeNode]:
     replay, frame = session.replay, session.player.frame
     paths = {row: table[: in_tree_units(session, row)] for row, table in units.tables.items()}
     num_holders = np.zeros(replay.num_units, np.int64)
@@ -182,12 +181,11 @@ def _nodes(session: Session, units: _Units) -> list[TreeNode]:
             node = node_of[path[place]]
             node.holders.append(row)
             node.used_frame, place = frame, node.begin + node.num_units
-    _add_up(top)
+    _count_units_below_and_sort(top)
     return top
 
 
-def _add_up(top: list[TreeNode]) -> None:
-    """Count the units below each node, and sort larger branches first."""
+def _count_units_below_and_sort(top: list[TreeNode]) -> None:
     ordered = [*top]
     for node in ordered:  # the list grows during the iteration, until it contains all descendants
         ordered += node.children
@@ -198,7 +196,6 @@ def _add_up(top: list[TreeNode]) -> None:
 
 
 def _last_retraction(session: Session) -> Retraction | None:
-    """Return the units that the last retraction up to the current frame cost; None without one."""
     events = session.events.of_kinds((EventKind.PREEMPTED,))
     happened = np.flatnonzero(events.frame <= session.player.frame)
     if not len(happened):

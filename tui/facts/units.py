@@ -33,12 +33,12 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
         mostly = SlotState(int(slots.argmax()))
         lines = [("is", STATE_NAMES[mostly]), ("meaning", STATE_MEANINGS[mostly])]
     if owner == NO_OWNER:
-        return [*lines, ("held by", "no request"), *_place_in_queue(session, unit)]
+        return [*lines, ("held by", "no request"), *_when_allocated(session, unit)]
     number = int(replay.group[unit]) if len(replay.groups) > 1 else 0
     group = replay.groups[number]
     holders = session.request_name(owner) + (f" and {refs - 1:,} more" if refs > 1 else "")
     begin = int(replay.position[unit]) * group.block_size - int(replay.pad[owner])
-    tokens = _place_in_text(session, owner, begin, group.block_size)
+    tokens = _tokens_held(session, owner, begin, group.block_size)
     if len(replay.groups) == 1:
         return [*lines, ("held by", holders), tokens]
     if group.state_slots:
@@ -46,8 +46,7 @@ def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     return [*lines, ("held by", holders), ("layers", group_words(group)), ("KV group", f"{number}"), tokens]
 
 
-def _place_in_queue(session: Session, unit: int) -> list[tuple[str, str]]:
-    """Return when a free unit will be allocated, as label and value; empty unless it is among the next ones."""
+def _when_allocated(session: Session, unit: int) -> list[tuple[str, str]]:
     places = np.flatnonzero(next_units(session.replay) == unit).tolist()
     return [("allocated", f"as number {place + 1} from now" if place else "next") for place in places]
 
@@ -56,7 +55,7 @@ def _counted(state: SlotState, number: int) -> str:
     return plural(number, "token") if state is SlotState.TOKEN else f"{number:,} {STATE_NAMES[state]}"
 
 
-def _place_in_text(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
+def _tokens_held(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
     """Return which tokens of the prompt or answer a unit holds, counted from 1, as label and value."""
     prompt, end = int(session.recording.requests.prompt_tokens[request]), begin + length
     if end <= 0:

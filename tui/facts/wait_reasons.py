@@ -55,7 +55,6 @@ def full_step(limits: Limits, steps: Steps, step: int) -> tuple[str, ...]:
 
 
 def _short_of_adapters(session: Session) -> tuple[str, ...]:
-    """Return the reason if the head of the queue waits for a slot for its LoRA adapter; otherwise empty."""
     adapter, slots = session.recording.requests.adapter, session.recording.meta.policy.get("max_loras")
     head = next(iter(session.replay.waiting_requests().tolist()), None)
     if adapter is None or head is None or not isinstance(slots, int):
@@ -68,7 +67,6 @@ def _short_of_adapters(session: Session) -> tuple[str, ...]:
 
 
 def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
-    """Return how much memory the head of the queue needs, and how much is free."""
     unknown = ("too little memory is free",)
     head = next(iter(session.replay.waiting_requests().tolist()), None)
     need = None if head is None else units_needed(session, head)
@@ -104,12 +102,12 @@ def _no_room_for_answer(session: Session) -> tuple[str, ...]:
         return ("it does not fit with its longest answer",)
     name, unit, page = session.request_name(head), session.unit_name, replay.unit_tokens
     tokens = int(session.recording.requests.prompt_tokens[head]) + session.num_put_out(head)
-    need = (tokens + _rest_of_answer(session, head, clip)) // page + 2
+    need = (tokens + _num_tokens_left_to_answer(session, head, clip)) // page + 2
     free = int((replay.owner == NO_OWNER).sum())
     needed = f"{name} needs {plural(need, unit)} with its longest answer"
     if need > free:
         return (f"{needed}, {free:,} free or cached", f"needs {plural(need, unit)}, {free:,} free")
-    rest = sum(_rest_of_answer(session, request, clip) for request in replay.live_requests().tolist())
+    rest = sum(_num_tokens_left_to_answer(session, request, clip) for request in replay.live_requests().tolist())
     if need * page <= free * page - rest:
         return ()
     return (
@@ -119,8 +117,7 @@ def _no_room_for_answer(session: Session) -> tuple[str, ...]:
     )
 
 
-def _rest_of_answer(session: Session, request: int, most: int) -> int:
-    """Return how many tokens the answer of a request may still get, at most `most`."""
+def _num_tokens_left_to_answer(session: Session, request: int, most: int) -> int:
     return min(max(int(session.recording.requests.max_tokens[request]) - session.num_put_out(request), 0), most)
 
 

@@ -46,7 +46,6 @@ def image_tokens() -> tuple[int, int]:
 
 @cache
 def _image_figures() -> dict[str, str]:
-    """Return the figures of one image: its size, and its use of KV-cache blocks and of the encoder cache."""
     model, (tokens, kept) = find_model(_MODEL), image_tokens()
     layout = cache_layout(model, CacheSettings(max_model_len=model.max_position_embeddings))
     return {

@@ -94,7 +94,6 @@ def num_lines(session: Session) -> int:
 
 
 def _node(session: Session, found: RadixTree, node: TreeNode, most: int, room: int, pen: Pen) -> list[Segment]:
-    """Draw a node: its slots, whose prompt or answer it is, and who locks it or when it can be evicted."""
     symbols = pen.symbols
     name, color = session.request_name(node.last_request), symbols.palette.states[SlotState.CACHED]
     part = "prompt" if node.begin < session.recording.requests.prompt_tokens[node.last_request] else "answer"

@@ -269,7 +269,6 @@ class Figures:
 
     @staticmethod
     def _rung(rung: Climbed) -> dict[str, str]:
-        """Return the throughput of a rung, also with `ample` memory, and its gains over the rung before."""
         return {
             "tokens_per_s": f"{rung.tokens_per_s:,.0f}",
             "ample": f"{rung.ample_tokens_per_s:,.0f}",
@@ -280,7 +279,6 @@ class Figures:
         }
 
     def _step(self) -> dict[str, str]:
-        """Return what a decode step reads, and its duration: on the GPU, as a captured graph, and `eager`."""
         cost = self._cost
         return {
             "weights_gib": gib(round(cost.weight_bytes)),

@@ -104,13 +104,13 @@ def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines
             [
                 pen.text(f"logical block {position} {arrow} block {address:<2} "),
                 pen.bar(written / replay.unit_tokens, replay.unit_tokens, color),
-                pen.text(f" {_written(written, replay.unit_tokens)}", weak=True),
+                pen.text(f" {_written_words(written, replay.unit_tokens)}", weak=True),
             ]
         )
     return lines
 
 
-def _written(written: int, num_slots: int) -> str:
+def _written_words(written: int, num_slots: int) -> str:
     """Return in words which slots of a block are written: `8 of 16 slots written, not 9 to 16`."""
     rest = f", not {written + 1} to {num_slots}" if written < num_slots else ""
     return f"{written} of {num_slots} slots written{rest}"
@@ -150,7 +150,7 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
     for number, rung in enumerate(climbed):
         gain = f"{symbols.times}{rung.gain:.2f}" if number else ""
         bar = [
-            pen.text(f"{number + 1} {_name(rung.name)}".ljust(_RUNG)),
+            pen.text(f"{number + 1} {_rung_name(rung.name)}".ljust(_RUNG)),
             pen.bar(rung.tokens_per_s / most, room, symbols.palette.kinds[0]),
             pen.text(f" {rung.tokens_per_s:>6,.0f} tokens/s{gain:>8}"),
         ]
@@ -169,8 +169,7 @@ def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int
     return lines
 
 
-def _name(rung: str) -> str:
-    """Return the name of a rung as captions use it, such as `paged memory`."""
+def _rung_name(rung: str) -> str:
     return {"static": "static batches", "contiguous": "contiguous memory", "paged": "paged memory"}.get(rung, rung)
 
 
@@ -194,7 +193,7 @@ def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, 
             ("memory for all", rung.ample_tokens_per_s, last.ample_tokens_per_s),
         )
         for nth, (label, rate, of_last) in enumerate(rates):
-            name = _name(rung.name) if not nth else ""
+            name = _rung_name(rung.name) if not nth else ""
             factor = f"; {last.name} {symbols.times}{of_last / rate:.2f}" if rung is not last else ""
             bar = [
                 pen.text(name.ljust(_LABEL)),
@@ -204,8 +203,8 @@ def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, 
             ]
             lines += pen.thick(bar, thick)
     means = [_mean_slots(session) for session in sessions]
-    names = [_name(rung.name) for rung in rungs]
-    return [*lines, [], *_mean_states(means, names, width, height - len(lines) - 1, pen)]
+    names = [_rung_name(rung.name) for rung in rungs]
+    return [*lines, [], *_draw_mean_states(means, names, width, height - len(lines) - 1, pen)]
 
 
 def _mean_slots(session: Session) -> npt.NDArray[np.float64]:
@@ -214,10 +213,9 @@ def _mean_slots(session: Session) -> npt.NDArray[np.float64]:
     return np.average(session.slots, axis=0, weights=np.maximum(np.diff(times_s), 0.0))
 
 
-def _mean_states(
+def _draw_mean_states(
     means: Sequence[npt.NDArray[np.float64]], names: Sequence[str], width: int, height: int, pen: Pen
 ) -> Lines:
-    """Draw a key to the states that occur, and for each of `means` a bar of states and the share of tokens."""
     thick = min(max((height - len(means)) // len(means), 1), 3)  # one line less for each bar: the key and the gaps
     gaps = 1 + thick * len(means) + len(means) - 1 <= height
     states = [state for state in STACK if any(slots[state] >= 0.005 * slots.sum() for slots in means)]
@@ -301,10 +299,10 @@ def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symb
         free = pen.text(symbols.track * (end - begin), weak=True)
         lines += pen.thick([pen.text(label.ljust(_LABEL)), pen.bar(1, begin, color), free], thick)
         lines.append([pen.text(" " * _LABEL + words, weak=True)])
-    return [*lines, [], *_phases(room, thick, pen)]
+    return [*lines, [], *_draw_image_phases(room, thick, pen)]
 
 
-def _phases(room: int, thick: int, pen: Pen) -> Lines:
+def _draw_image_phases(room: int, thick: int, pen: Pen) -> Lines:
     """Draw, not to scale, in which phases of a request blocks and encoder cache hold the tokens of its image."""
     each, color = room // len(_PHASES), pen.symbols.palette.states[SlotState.TOKEN]
     names = "".join(phase.ljust(each) for phase in _PHASES)

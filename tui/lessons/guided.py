@@ -44,10 +44,8 @@ _MORE, _WATERMARK = 1.5, 0.4
 """Remedies: a factor on the memory, and the share of the pool that stays free when a request is admitted."""
 _LEAST_AROUND = 4
 """Least number of lines for the drawing of an eviction: a key, two bars and a gap."""
-_THICKEST = 4
-"""Largest number of lines of a bar below the radix tree."""
-_SIZES = (0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 2.0)
-"""Factors on the memory of a lesson, for the drawing of prefix hits by size."""
+_MOST_BAR_LINES = 4
+_MEMORY_FACTORS = (0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 2.0)
 
 _TITLES: Final = {
     Drawing.READS: "What one step reads from GPU memory, and its time",
@@ -203,11 +201,11 @@ class Guided:
             return cache_drawings.tree(session, width, symbols, height)
         lines = cache_drawings.tree(session, width, symbols, height - 3)
         room = height - len(lines) - 1
-        thick = min(room // 2, _THICKEST)
+        thick = min(room // 2, _MOST_BAR_LINES)
         if caption.follow is None:
             if room < _LEAST_AROUND:
                 return lines
-            below = cache_drawings.around_eviction(session, width, symbols, min((room - 2) // 2, _THICKEST))
+            below = cache_drawings.around_eviction(session, width, symbols, min((room - 2) // 2, _MOST_BAR_LINES))
         else:
             labels = [run.label for run in self.lesson.runs]
             below = cache_drawings.found_prompt(self.sessions, labels, caption.follow, width, symbols, thick)
@@ -219,7 +217,6 @@ class Guided:
         return run_drawings.timetable(session, end_s, self.player.clock_s, width, symbols)
 
     def _step_times(self) -> Roofline:
-        """Return vLLM's step times: fitted to recordings of the model on the GPU, or else from the GPU's profile."""
         gpu, model = self.lesson.gpu, self.lesson.model
         profile = profiles.match(gpu, model, "vllm")
         return from_card(card_of(gpu), gpu, model, "vllm") if profile is None else profile.times
@@ -243,7 +240,6 @@ class Guided:
             raise LessonError(f"{lesson.file}, run {run.label!r}: {error}") from error
 
     def _fleet(self, run: LessonRun, policy: Policy, machine: Machine) -> list[Recording]:
-        """Return the recordings of all servers of a fleet, each with the lesson's memory, and store their sums."""
         if run.fleet not in self._servers:
             servers = Replicas(number=run.num_servers, route=run.route)
             recordings, fleet = simulate_fleet(self.lesson.workload, policy, machine, servers, refuse_misfits=True)
@@ -276,7 +272,7 @@ class Guided:
         """Return sizes of the memory in tokens, each with the prefix-hit share of every run."""
         if not self._found:
             lesson, machine = self.lesson, self._machine(self._step_times())
-            for factor in _SIZES:
+            for factor in _MEMORY_FACTORS:
                 on = replace(machine, kv_bytes=int(machine.kv_bytes * factor))
                 shares = []
                 for run in lesson.runs:

@@ -39,9 +39,9 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
         guided.show(caption.frame)
         title = f"{number}. {caption.title}"
         parts += [title, "-" * len(title), textwrap.fill(caption.text, _WIDTH), ""]
-        for name, session in _pools(guided, caption):
+        for name, session in _titled_pools(guided, caption):
             lines = _characters(still(session, symbols, _WIDTH, _HEIGHT, color_by))
-            words = legend(session, symbols, color_by) + _digits(session, lines)
+            words = legend(session, symbols, color_by) + _words_about_digits(session, lines)
             parts += [name, *lines, *textwrap.wrap(words, _WIDTH), ""]
             if session.host is not None:
                 lines = _characters(host_still(session, symbols, _WIDTH, 1))
@@ -56,7 +56,7 @@ def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
     return ["".join(character for character, _ in line).rstrip() for line in lines]
 
 
-def _digits(session: Session, lines: list[str]) -> str:
+def _words_about_digits(session: Session, lines: list[str]) -> str:
     """Explain the digits in a picture, the number of written eighths of a unit; empty if the picture has no such
     digits.
     """
@@ -75,7 +75,7 @@ def as_markdown(guided: Guided) -> tuple[str, Mapping[str, str]]:
         guided.show(caption.frame)
         name = f"{lesson.file.stem}-{number}.svg"
         drawn = guided.drawing(caption, COLUMNS, COLOR)
-        figures[name] = svg_of_stills(_pools(guided, caption), guided.color_by, drawn)
+        figures[name] = svg_of_stills(_titled_pools(guided, caption), guided.color_by, drawn)
         parts += [f"## {caption.title}", "", caption.text, "", f"![{_where(guided, caption)}]({name})", ""]
     return "\n".join([*parts, _machine(guided), ""]), figures
 
@@ -90,8 +90,7 @@ def _machine(guided: Guided) -> str:
     return f"About the figures: {machine}. Step times: {plain_words(label)}.{missing}"
 
 
-def _pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]:
-    """Return a title for each pool, and its session; empty if a drawing replaces the pools."""
+def _titled_pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]:
     named: list[tuple[str, Session]] = []
     if caption.draws is not None and caption.draws.stands_alone:
         return named

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
     from ..playback.session import Session
 
-_MOST_LISTED = 12
-"""Largest number of blocks of a table that are listed one by one."""
+_MOST_BLOCKS_LISTED = 12
 
 
 def request_figures(session: Session, name: str) -> dict[str, str]:
@@ -38,7 +37,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
     table = ", ".join(f"{position} in {address}" for position, address in zip(positions, addresses, strict=True))
     figures = {
         "blocks": f"{facts.num_units:,}",
-        "table": table if len(positions) <= _MOST_LISTED else f"{len(positions):,} blocks",
+        "table": table if len(positions) <= _MOST_BLOCKS_LISTED else f"{len(positions):,} blocks",
         "row": place_in_row(session, row),
         "addresses": ", ".join(str(address) for address in addresses.tolist()),
         "last_address": str(int(addresses[np.argmax(positions)])) if len(positions) else "none",
@@ -59,7 +58,12 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
         "ttft": milliseconds(float(requests.first_token_s[row] - requests.arrival_s[row])),
         "finished": milliseconds(float(requests.finished_s[row])),
     }
-    return figures | _unwritten(session, positions, addresses) | _lost(session, row) | _tables(session, row)
+    return (
+        figures
+        | _unwritten_slots(session, positions, addresses)
+        | _lost(session, row)
+        | _blocks_by_layers(session, row)
+    )
 
 
 def layer_figures(session: Session) -> dict[str, str]:
@@ -81,8 +85,7 @@ def layer_figures(session: Session) -> dict[str, str]:
     }
 
 
-def _unwritten(session: Session, positions: IntArray, addresses: IntArray) -> dict[str, str]:
-    """Return which slots of a table's last block are not written; empty if all are."""
+def _unwritten_slots(session: Session, positions: IntArray, addresses: IntArray) -> dict[str, str]:
     replay = session.replay
     if replay.unit_tokens == 1 or not len(positions) or len(replay.groups) > 1:
         return {}
@@ -93,8 +96,7 @@ def _unwritten(session: Session, positions: IntArray, addresses: IntArray) -> di
     return {"unwritten": f"slots {written + 1} to {replay.unit_tokens} of block {last}"}
 
 
-def _expired(session: Session, request: int) -> dict[str, str]:
-    """Name the blocks of `request` whose tokens have all expired, and the blocks with some expired tokens."""
+def _expired_blocks(session: Session, request: int) -> dict[str, str]:
     replay = session.replay
     addresses = np.sort(replay.block_table(request)[1]).astype(np.int64)
     slots = replay.slots(addresses - replay.first_unit)
@@ -103,14 +105,13 @@ def _expired(session: Session, request: int) -> dict[str, str]:
     frame = replay.frame
     freed = changes_between(replay, max(frame - 1, 0), frame).freed + replay.first_unit
     return {
-        "expired_blocks": _blocks(addresses[whole]),
-        "expired_part": _blocks(addresses[(expired > 0) & ~whole]),
-        "let_go_blocks": _blocks(np.unique(freed)),
+        "expired_blocks": _block_names(addresses[whole]),
+        "expired_part": _block_names(addresses[(expired > 0) & ~whole]),
+        "let_go_blocks": _block_names(np.unique(freed)),
     }
 
 
-def _blocks(addresses: IntArray) -> str:
-    """Name blocks in ascending order: `block 3`, `blocks 1 to 10`, `blocks 1 to 10 and 12`."""
+def _block_names(addresses: IntArray) -> str:
     if not len(addresses):
         return "no block"
     runs = np.split(addresses, np.flatnonzero(np.diff(addresses) != 1) + 1)
@@ -118,8 +119,7 @@ def _blocks(addresses: IntArray) -> str:
     return f"block{'s' * (len(addresses) > 1)} {' and '.join(words)}"
 
 
-def _tables(session: Session, request: int) -> dict[str, str]:
-    """Return the numbers of a request's blocks by kind of layers; empty for a model without sliding windows."""
+def _blocks_by_layers(session: Session, request: int) -> dict[str, str]:
     rows = table_rows(session, request, 1)
     windows = [row for row in rows if row.kind.group.window is not None]
     if not windows:
@@ -128,7 +128,7 @@ def _tables(session: Session, request: int) -> dict[str, str]:
         "full_blocks": f"{sum(row.num_held for row in rows if row not in windows):,}",
         "window_blocks": f"{sum(row.num_held for row in windows):,}",
         "let_go": f"{sum(row.num_released for row in windows):,}",
-    } | _expired(session, request)
+    } | _expired_blocks(session, request)
 
 
 def _lost(session: Session, request: int) -> dict[str, str]:

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
     from .beside_figures import Drafted
 
-_NAME: Final = 3
-"""Width in characters of the name of a request."""
+_NAME_WIDTH: Final = 3
 _REMEDY: Final = 26
 _DRAFTS: Final = 27
 _BAR: Final = "▆"
@@ -77,8 +76,7 @@ def _costs(remedy: Remedied, symbols: Symbols) -> tuple[str, ...]:
 
 
 def _schedules(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
-    """Draw a line for each request with each remedy, on one axis of time."""
-    pen, end_s, room = Pen(symbols), max(remedy.duration_s for remedy in tried), max(width - _NAME, 1)
+    pen, end_s, room = Pen(symbols), max(remedy.duration_s for remedy in tried), max(width - _NAME_WIDTH, 1)
     lines: Lines = []
     for remedy in tried:
         if lines:
@@ -86,8 +84,8 @@ def _schedules(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines
         name = f"{remedy.name}: last answer {milliseconds(remedy.duration_s)} {symbols.dot} "
         costs = f" {symbols.dot} ".join(_costs(remedy, symbols))
         lines.append([pen.text(name), pen.text(whole_words(costs, width - len(name), symbols.cut), weak=True)])
-        lines += _spans(remedy.session, end_s, room, pen)
-    return [*lines, _axis(end_s, None, room, pen)]
+        lines += _request_lines(remedy.session, end_s, room, pen)
+    return [*lines, _time_axis(end_s, None, room, pen)]
 
 
 def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) -> Lines:
@@ -105,14 +103,14 @@ def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) 
         bar = pen.bar(result.steps / most, room, symbols.palette.kinds[0])
         lines.append([pen.text("  steps until it runs out".ljust(_DRAFTS), weak=True), bar])
         if num_lines > 0:
-            lines += _held(result, most, room, num_lines, pen)
+            lines += _held_over_steps(result, most, room, num_lines, pen)
     if len(lines) < height and num_lines > 0:
         end = f"step {most:,}"
         lines.append([pen.text(" " * _DRAFTS + "0".ljust(max(room - len(end), 1)) + end, weak=True)])
     return lines
 
 
-def _held(result: Drafted, most: int, room: int, num_lines: int, pen: Pen) -> Lines:
+def _held_over_steps(result: Drafted, most: int, room: int, num_lines: int, pen: Pen) -> Lines:
     """Draw the held share of the pool as columns over `most` steps, with a mark where the pool runs out."""
     session, palette = result.session, pen.symbols.palette
     steps = np.arange(room) * most // room
@@ -136,25 +134,25 @@ def timetable(session: Session, end_s: float, clock_s: float, width: int, symbol
 
     A vertical line marks the clock. The last line has the times of the axis.
     """
-    pen, room = Pen(symbols), max(width - _NAME, 1)
-    lines = _spans(session, end_s, room, pen, clock_s)
-    return [*lines, _axis(end_s, clock_s, room, pen)]
+    pen, room = Pen(symbols), max(width - _NAME_WIDTH, 1)
+    lines = _request_lines(session, end_s, room, pen, clock_s)
+    return [*lines, _time_axis(end_s, clock_s, room, pen)]
 
 
-def _axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segment]:
+def _time_axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segment]:
     """Return the times at both ends of the axis, and the clock's time at its column, where it may cover an end."""
     end = duration(end_s)
     line = "0".ljust(room - len(end)) + end
     if clock_s is None:
-        return [pen.text(" " * _NAME + line, weak=True)]
+        return [pen.text(" " * _NAME_WIDTH + line, weak=True)]
     now = f"now {duration(clock_s)}"
     at = min(max(int(clock_s / end_s * room) - len(now) // 2, 0), room - len(now))
     before = line[:at] if at > 1 else " " * at
     after = line[at + len(now) :] if at + len(now) < room - len(end) else ""
-    return [pen.text(" " * _NAME + before, weak=True), pen.text(now), pen.text(after, weak=True)]
+    return [pen.text(" " * _NAME_WIDTH + before, weak=True), pen.text(now), pen.text(after, weak=True)]
 
 
-def _spans(session: Session, end_s: float, room: int, pen: Pen, clock_s: float | None = None) -> Lines:
+def _request_lines(session: Session, end_s: float, room: int, pen: Pen, clock_s: float | None = None) -> Lines:
     """Draw a line for each request: it waits, runs, or is padding. A vertical line marks the clock, if given."""
     symbols = pen.symbols
     colors, glyphs = paint_colors(symbols.palette), paint_glyphs(symbols)
@@ -174,7 +172,7 @@ def _spans(session: Session, end_s: float, room: int, pen: Pen, clock_s: float |
         else:
             looks[Doing.RUNNING] = pen.text(glyphs[OWNER + hue_of(request)])
             looks[Doing.IDLE] = swatch(SlotState.PADDING, symbols)
-        parts = [pen.text(session.request_name(request)[:_NAME].ljust(_NAME))]
+        parts = [pen.text(session.request_name(request)[:_NAME_WIDTH].ljust(_NAME_WIDTH))]
         marked = [looks[Doing(doing)] for doing in line]
         if clock_s is not None:
             clock = min(int(clock_s / end_s * room), room - 1)

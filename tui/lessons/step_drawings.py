@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
 
 _LABEL: Final = 17
-_CLOCK: Final = 8
-"""Width in characters of the names of host and GPU."""
+_CLOCK_NAME_WIDTH: Final = 8
 _THICKEST: Final = 5
 _PARTS: Final = ("weights", "keys and values", "other GPU work", "host")
 
@@ -47,11 +46,10 @@ def reads(costs: Sequence[StepCost], width: int, symbols: Symbols, height: int) 
         lines += pen.thick([pen.text(label.ljust(_LABEL)), bar, pen.text(words)], thick)
     tokens = f"{cost.num_sequences}, one for {plural(cost.num_sequences, 'running request')}"
     lines += [[pen.text("tokens computed".ljust(_LABEL)), pen.text(tokens, weak=True)], []]
-    return [*lines, _key(pen), *_times(costs, width, thick, pen), _whole(cost, pen)]
+    return [*lines, _key(pen), *_step_time_bars(costs, width, thick, pen), _whole(cost, pen)]
 
 
-def _times(costs: Sequence[StepCost], width: int, thick: int, pen: Pen) -> Lines:
-    """Draw a bar for the time of each step, divided into reading, other GPU work, and the host's part."""
+def _step_time_bars(costs: Sequence[StepCost], width: int, thick: int, pen: Pen) -> Lines:
     colors, most_s = _colors(pen), max(1e-9, *(cost.captured.alone_s for cost in costs))
     room = max(width - _LABEL - 24, 8)
     lines: Lines = []
@@ -97,7 +95,7 @@ def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines
     If `height` has room, bars are thick, and the axis has numbers.
     """
     pen = Pen(symbols)
-    room = max(width - _CLOCK, 8)
+    room = max(width - _CLOCK_NAME_WIDTH, 8)
     thick = min(max((height - 4) // 4, 1), _THICKEST)
     most_s = max(cost.eager.alone_s, cost.captured.alone_s, 1e-9)
     lines: Lines = []
@@ -107,14 +105,14 @@ def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines
         if lines and thick > 1:
             lines.append([])
         lines.append([pen.text(f"{words}: {time.alone_s * 1e3:.1f} ms a step; "), pen.text(idle, weak=True)])
-        lines += [line for clock in _clocks(time, most_s, room, pen) for line in pen.thick(clock, thick)]
+        lines += [line for clock in _busy_bars(time, most_s, room, pen) for line in pen.thick(clock, thick)]
     if thick > 1:
         end = f"{most_s * 1e3:.1f} ms"
-        lines.append([pen.text(" " * _CLOCK + "0 ms" + end.rjust(max(room - 4, 0)), weak=True)])
+        lines.append([pen.text(" " * _CLOCK_NAME_WIDTH + "0 ms" + end.rjust(max(room - 4, 0)), weak=True)])
     return lines
 
 
-def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
+def _busy_bars(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     """Draw the busy times of host and GPU during a step, without the host's few microseconds after it.
 
     Only the sum of the GPU's busy time between its first and last kernel is known, so busy columns are spread evenly.
@@ -128,6 +126,6 @@ def _clocks(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     share = min(time.gpu_s / max(done_s - time.prepare_s, 1e-9), 1.0)
     gpu = [begin <= at < end and round((at - begin + 1) * share) > round((at - begin) * share) for at in range(room)]
     return [
-        [pen.text("  host".ljust(_CLOCK)), pen.pieces(host, palette.free_glyph)],
-        [pen.text("  GPU".ljust(_CLOCK)), pen.pieces(gpu, palette.kinds[0])],
+        [pen.text("  host".ljust(_CLOCK_NAME_WIDTH)), pen.pieces(host, palette.free_glyph)],
+        [pen.text("  GPU".ljust(_CLOCK_NAME_WIDTH)), pen.pieces(gpu, palette.kinds[0])],
     ]

@@ -41,7 +41,7 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
         parts.append(f"{now.num_engines} engines, the fullest {100 * now.fullest_usage:.1f}%")
     filled = bar_text(now.usage, width, ASCII if plain else COLOR)
     return [
-        Text(_fitting(parts, width, plain=plain), "strong"),
+        Text(_joined_parts(parts, width, plain=plain), "strong"),
         Text(filled.ljust(width, "." if plain else "░"), "bar"),
     ]
 
@@ -62,7 +62,7 @@ def forecast(load: ServerLoad) -> str:
         return "full"
     if load.full_in_s is None:
         return ""
-    return f"full in about {_about(load.full_in_s)}"
+    return f"full in about {_rounded_time(load.full_in_s)}"
 
 
 def request_lines(load: ServerLoad, width: int) -> list[Text]:
@@ -111,14 +111,14 @@ def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plai
     for (name, values, top, top_name), rows in zip(series, heights, strict=True):
         highest = top or max(*values, 1.0)
         label = name if rows == 1 else f"{name}, {top_name or f'{highest:,.0f}'}"
-        bars = columns(np.array(_sampled(values, width - _LABEL_WIDTH - 1)), highest, rows).tolist()
+        bars = columns(np.array(_maxima_per_column(values, width - _LABEL_WIDTH - 1)), highest, rows).tolist()
         for row, eighths in enumerate(bars):
             bar = "".join(marks[eighth] for eighth in eighths)
             lines.append(Text.assemble(((label if row == 0 else "").ljust(_LABEL_WIDTH + 1), "label"), (bar, "bar")))
     return lines
 
 
-def _sampled(values: list[float], width: int) -> list[float]:
+def _maxima_per_column(values: list[float], width: int) -> list[float]:
     """Return at most `width` values: `values` themselves, or the maximum of every n consecutive ones.
 
     The first values are left out if their number is not a multiple of n.
@@ -153,7 +153,7 @@ def _span(low_s: float, high_s: float, dash: str) -> str:
     return f"{1e3 * low_s:,.3g}{dash}{1e3 * high_s:,.3g} ms"
 
 
-def _about(seconds: float) -> str:
+def _rounded_time(seconds: float) -> str:
     """Format a predicted time, rounded to 5 s or 1 min, because predictions are no more precise."""
     for unit, length_s, step in (("s", 1, 5), ("min", 60, 1)):
         if seconds < 90 * length_s:
@@ -169,8 +169,7 @@ def _labelled(label: str, value: str, width: int) -> Text:
     return Text.assemble((label.ljust(_LABEL_WIDTH), "label"), (value, "text"))[:width]
 
 
-def _fitting(parts: list[str], width: int, *, plain: bool) -> str:
-    """Join `parts` into a line without the last parts that do not fit."""
+def _joined_parts(parts: list[str], width: int, *, plain: bool) -> str:
     separator = " - " if plain else " · "
     while len(parts) > 1 and len(separator.join(parts)) > width:
         parts = parts[:-1]

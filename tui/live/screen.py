@@ -163,7 +163,6 @@ class Live(Watch):
         self.show_frame(everything=True)
 
     def _is_paused_at_present(self) -> bool:
-        """Tell whether the screen shows the last step and playback is paused."""
         return self.player.frame >= self.player.last_frame - 1 and not self.player.playing
 
     def _go_to_present(self) -> None:

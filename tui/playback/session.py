@@ -372,7 +372,6 @@ def printable_ids(ids: npt.NDArray[np.str_]) -> npt.NDArray[np.str_]:
 
 
 def _printable(recording: Recording) -> Recording:
-    """Return `recording` with control characters escaped in all texts that are drawn."""
     meta, requests = recording.meta, recording.requests
     return replace(
         recording,

@@ -42,10 +42,8 @@ CORNER: Final = 29
 
 It is the last character of a unit above a gap.
 """
-_GLYPH_SHADE: Final = 0.5
-"""Share of the background in the colour of a grey glyph."""
+_GREY_GLYPH_BACKGROUND_SHARE: Final = 0.5
 _SHAPE_SHIFT: Final = 16
-"""Position of the shape in a key, in bits."""
 _REVERSE = 1 << 24
 """Bit of a key: the character is under the cursor."""
 _TEXT = 1 << 30
@@ -53,7 +51,6 @@ _TEXT = 1 << 30
 _STRONG = 1 << 29
 """Bit of a letter's key: the letter is beside the pool, bold and in the colour of text."""
 _BYTE = 0xFF
-"""Mask of the eight bits of a paint or of a shape."""
 
 
 def keys_of(shape: KeyArray | int, first: PaintArray, second: PaintArray | int) -> KeyArray:
@@ -127,7 +124,7 @@ def glyph_paint_color(paint: int, symbols: Symbols) -> str:
     if paint % DIM == SlotState.FREE:
         return palette.free_glyph
     in_shade = paint >= DIM and color != paint_colors(palette)[paint % DIM]
-    return mixed(palette.free_glyph, palette.void, _GLYPH_SHADE) if in_shade else color
+    return mixed(palette.free_glyph, palette.void, _GREY_GLYPH_BACKGROUND_SHARE) if in_shade else color
 
 
 class Brush:

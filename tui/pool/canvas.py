@@ -256,7 +256,6 @@ class Canvas:
         return paints
 
     def _fill(self, cells: IndexArray) -> KeyArray:
-        """Draw cells of one unit each: one paint for the written part, one for the rest."""
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))
@@ -304,7 +303,6 @@ class Canvas:
         return keys
 
     def _slots(self, cells: IndexArray) -> KeyArray:
-        """Draw units slot by slot. Characters after the last slot stay empty."""
         tiling, num_slots = self.tiling, self._replay.unit_slots
         units = np.minimum(cells, tiling.num_units - 1)
         written = self._paints.written[units]

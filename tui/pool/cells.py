@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .array_types import IndexArray, PaintArray
     from .tiling import Tiling
 
-_UNITS_AT_ONCE = 1 << 18
+_UNITS_PER_CHUNK = 1 << 18
 """Number of units that are counted at a time, which bounds the memory of temporary arrays."""
 
 
@@ -32,17 +32,16 @@ class Cells:
         self._weights = np.array(importance(), np.int64)
         self._first_unit, last_unit = np.zeros((2, tiling.num_cells), np.int64)
         counts = np.zeros(tiling.num_cells * NUM_PAINTS, np.int64)
-        for begin in range(0, tiling.num_units, _UNITS_AT_ONCE):
-            units = np.arange(begin, min(begin + _UNITS_AT_ONCE, tiling.num_units))
+        for begin in range(0, tiling.num_units, _UNITS_PER_CHUNK):
+            units = np.arange(begin, min(begin + _UNITS_PER_CHUNK, tiling.num_units))
             cell_of = tiling.cell_of(units)
             counts += np.bincount(cell_of * NUM_PAINTS + paints[units], minlength=len(counts))
             last_unit[cell_of] = units  # the last assignment wins: the last unit of each cell
-        for end in range(tiling.num_units, 0, -_UNITS_AT_ONCE):
-            units = np.arange(max(end - _UNITS_AT_ONCE, 0), end)[::-1]
+        for end in range(tiling.num_units, 0, -_UNITS_PER_CHUNK):
+            units = np.arange(max(end - _UNITS_PER_CHUNK, 0), end)[::-1]
             self._first_unit[tiling.cell_of(units)] = units
         across = (last_unit - self._first_unit) % (tiling.stride or max(tiling.num_units, 1))
         self._corners = np.stack((self._first_unit, self._first_unit + across, last_unit - across, last_unit))
-        """Units in the corners of each cell: top left, top right, bottom left, bottom right."""
         self.sideways = np.zeros(tiling.num_cells, np.bool_)
         """True if the two paints of a cell lie beside each other, not one above the other."""
         self.counts = counts.reshape(tiling.num_cells, NUM_PAINTS).astype(np.int32)

@@ -28,8 +28,7 @@ _COMING_HUED: Final = CURSOR
 """Paint, in colours, of a host block that is being copied back to the GPU. Not green, the colour of cached memory."""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a host block whose previous content was evicted in this step."""
-_MOST_NAMED: Final = 6
-"""Largest number of owners that the legend names."""
+_MOST_OWNERS_NAMED: Final = 6
 
 
 class Transfer(Enum):
@@ -106,8 +105,8 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
         if not owners:
             continue
         shown = dict(zip(slots.owner[mask].tolist(), paints[mask].tolist(), strict=True))
-        if len(owners) > _MOST_NAMED:
-            found.append((sorted(set(shown.values()))[:_MOST_NAMED], f"{which.value}, by owner"))
+        if len(owners) > _MOST_OWNERS_NAMED:
+            found.append((sorted(set(shown.values()))[:_MOST_OWNERS_NAMED], f"{which.value}, by owner"))
         elif len(set(shown.values())) < len(owners):
             found.append((sorted(set(shown.values())), which.value))
         else:
@@ -116,7 +115,6 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
 
 
 def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
-    """Return a mask of host blocks for each condition. Each used block is in exactly one mask."""
     used = slots.owner != NO_OWNER
     coming = used & slots.is_loading
     overwritten = used & slots.is_overwritten & ~coming

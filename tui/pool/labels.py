@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 _LONGEST_NAME = 12
 _FREE = STATE_NAMES[SlotState.FREE]
 
-_WIDE_ENOUGH = 3
-"""Smallest width of a unit with a name, in characters."""
+_LEAST_NAMED_WIDTH = 3
 
 
 _MOST_UNITS = 4
@@ -69,7 +68,7 @@ def write_names(
             counted = color_by in (ColorBy.OWNER, ColorBy.SHARING)
             if counted:
                 _count_holders(picture, top, cells, tiling, replay)
-            if tiling.wide < _WIDE_ENOUGH or not half_blocks:
+            if tiling.wide < _LEAST_NAMED_WIDTH or not half_blocks:
                 return
             # A name is on the first of consecutive units of one request.
             name, lines = partial(name_extents, counted=counted), tiling.row_edges[rows] - top
@@ -146,7 +145,7 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
     """
     digits = len(str(tiling.num_units + replay.first_unit - 1)) if tiling.gutter else 0
     units = cells[cells < tiling.num_units]
-    names = [_holders(replay, unit) for unit in units.tolist()]
+    names = [_holder_words(replay, unit) for unit in units.tolist()]
     # The last character separates the name from the unit, or from the next name.
     room = (tiling.gutter or tiling.wide) - 1
     longest = max(map(len, names), default=0)
@@ -171,7 +170,7 @@ def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArr
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
         units = row[row < tiling.num_units].tolist()
         for column, unit in enumerate(units):
-            whole = _holders(replay, unit) if tiling.label else ""
+            whole = _holder_words(replay, unit) if tiling.label else ""
             name = whole if len(whole) <= room else whole.rpartition("+")[0]
             begin = tiling.margin + int(tiling.column_edges[column])
             if room > 1 or not is_divided(int(line[begin])):
@@ -190,11 +189,7 @@ def _number_rows(picture: KeyArray, top: int, rows: IndexArray, tiling: Tiling, 
             _write(f"{unit:>{tiling.margin - 1}}", picture[line - top])
 
 
-def _holders(replay: Replay, unit: int) -> str:
-    """Return the name of the first holder of `unit`, then "+" and the number of other holders.
-
-    Empty for a free unit.
-    """
+def _holder_words(replay: Replay, unit: int) -> str:
     owner, refs = int(replay.owner[unit]), int(replay.refs[unit])
     return "" if owner == NO_OWNER else _name(replay, owner) + (f"+{refs - 1}" if refs > 1 else "")
 
@@ -259,7 +254,7 @@ def name_extents(
                 _write(name, line[edges[begin] + 1 : edges[end]])
             else:
                 mark = ">" if owner == marked else " "
-                _write_where_alike(f"{mark}{name} ", line[edges[begin] : edges[end]])
+                _write_over_equal_characters(f"{mark}{name} ", line[edges[begin] : edges[end]])
 
 
 def _write(text: str, place: KeyArray, *, weak: bool = True) -> None:
@@ -267,8 +262,7 @@ def _write(text: str, place: KeyArray, *, weak: bool = True) -> None:
     place[: len(keys)] = keys if weak else strong(keys)
 
 
-def _write_where_alike(text: str, place: KeyArray) -> None:
-    """Write `text` over the first long enough run of equal characters in `place`, else at its beginning."""
+def _write_over_equal_characters(text: str, place: KeyArray) -> None:
     begins = np.flatnonzero(np.diff(place, prepend=-1))
     lengths = np.diff(begins, append=len(place))
     long_enough = begins[lengths >= len(text)]

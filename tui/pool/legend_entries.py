@@ -87,19 +87,19 @@ def legend_entries(
         shows: tells whether the paint of a state or a mark is in the picture; None if each state that occurs is.
         counts_holders: True if shared units have the number of their holders.
     """
-    entries = [entry for entry in legend(by, sessions, lit, marked) if _occurs(entry[0], sessions, lit, shows)]
+    entries = [entry for entry in legend(by, sessions, lit, marked) if _is_shown(entry[0], sessions, lit, shows)]
     if counts_holders:
         entries = [(paints, text.replace("shared,", "shared (digit: holders, + from 10),", 1))
                    if paints == (SHARED,) else (paints, text) for paints, text in entries]  # fmt: skip
     tokens = (int(SlotState.TOKEN),)
-    if bars and all(paints != tokens for paints, _ in entries) and _occurs(tokens, sessions):
+    if bars and all(paints != tokens for paints, _ in entries) and _is_shown(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
     for words in (", which holds most", ", saves "):
-        if not _fits(entries, room, num_lines):
+        if not _fit_into_lines(entries, room, num_lines):
             entries = [(paints, text.partition(words)[0]) for paints, text in entries]
-    if not _fits(entries, room, num_lines):
+    if not _fit_into_lines(entries, room, num_lines):
         entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
-    if not _fits(entries, room, num_lines):
+    if not _fit_into_lines(entries, room, num_lines):
         entries = [(paints, _in_short(text)) for paints, text in entries]
     found = list[list[Segment]]()
     for paints, text in entries:
@@ -116,12 +116,12 @@ def owner_entries(
 ) -> list[list[Segment]]:
     """Return the legend of owners: states in the bars, shared units, the followed request, then the text `scale`."""
     caches = session.recording.meta.prefix_caching
-    states = [_state(SlotState.TOKEN), *_waste([session]), _state(SlotState.RESERVED)]
+    states = [_state(SlotState.TOKEN), *_waste_entries([session]), _state(SlotState.RESERVED)]
     states += [((SHARED,), _shared_words(session))] if caches else []
     entries = [
         (paints[0], text)
         for paints, text in states
-        if (_occurs(paints, [session]) if paints == (SHARED,) else shows(paints[0]))
+        if (_is_shown(paints, [session]) if paints == (SHARED,) else shows(paints[0]))
     ]
     if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
         entries.append((paint_of(session, session.followed), session.request_name(session.followed)))
@@ -133,7 +133,7 @@ def owner_entries(
     return [*found, [Segment(f"  {scale}", style)]]
 
 
-def _occurs(
+def _is_shown(
     paints: tuple[int, ...],
     sessions: Sequence[Session],
     lit: str | None = None,
@@ -161,10 +161,7 @@ def _occurs(
     return any(bool(session.breakdown[paints[0]]) for session in sessions) and (shows is None or shows(paints[0]))
 
 
-def _fits(entries: list[LegendEntry], room: int, num_lines: int) -> bool:
-    """Tell whether `entries` fit into `num_lines` lines of `room` characters without dividing one, with gaps of two
-    characters.
-    """
+def _fit_into_lines(entries: list[LegendEntry], room: int, num_lines: int) -> bool:
     lines, end = 1, -2
     for paints, text in entries:
         width = len(paints) + len(text) + 1
@@ -191,20 +188,20 @@ def legend(
     match by:
         case ColorBy.OWNER:
             sharing_too = [((SHARED,), _shared_words(session)), *kept] if caches else []
-            owners = _owners(sessions, lit)
+            owners = _owner_hue_entries(sessions, lit)
             if not all(tells_owners(each.recording) for each in sessions):
-                marks: list[LegendEntry] = [((PARTLY,), "partly written"), reserved, *_waste(sessions)]
+                marks: list[LegendEntry] = [((PARTLY,), "partly written"), reserved, *_waste_entries(sessions)]
                 after: list[LegendEntry] = [*kept, ((NEXT,), "next to be allocated"), free]
-                return [*owners, *_marked(marked), *sharing_too[:1], *marks, *after]
-            return [*owners, *_waste(sessions), reserved, *sharing_too, free]
+                return [*owners, *_token_entries(marked), *sharing_too[:1], *marks, *after]
+            return [*owners, *_waste_entries(sessions), reserved, *sharing_too, free]
         case ColorBy.STATE:
             followed = [] if lit is None else _lit_and_others(lit)
-            return [*followed, _state(SlotState.TOKEN), *_waste(sessions), reserved, *kept, free]
+            return [*followed, _state(SlotState.TOKEN), *_waste_entries(sessions), reserved, *kept, free]
         case ColorBy.LAYERS:
             kinds = layer_kinds(session.replay)
             followed = [] if lit is None else _lit_and_others(lit)
             entries: list[LegendEntry] = [((kind.paint,), kind.words) for kind in kinds]
-            return [*followed, *entries, *_waste(sessions), reserved, *kept, free]
+            return [*followed, *entries, *_waste_entries(sessions), reserved, *kept, free]
         case ColorBy.SHARING:
             degrees = (HOLDERS, HOLDERS + 1, HOLDERS + 3, HOLDERS + 5)
             followed = [] if lit is None else _lit_and_others(lit)
@@ -228,7 +225,7 @@ def legend(
             ]
 
 
-def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
+def _owner_hue_entries(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
     """Return the entries for the hues of owners.
 
     If only request `lit` is in colour, return its entry and those of the grey others.
@@ -244,7 +241,7 @@ def _owners(sessions: Sequence[Session], lit: str | None) -> list[LegendEntry]:
     return [(hues, "one request each" if few else "requests")] if named is None else named
 
 
-def _marked(words: str | None) -> list[LegendEntry]:
+def _token_entries(words: str | None) -> list[LegendEntry]:
     """Return the entries for tokens if there are too few hues.
 
     `words` describe the request with its own colour, if any.
@@ -256,7 +253,6 @@ def _marked(words: str | None) -> list[LegendEntry]:
 
 
 def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
-    """Return an entry for each request that holds memory now; None if there are more than `_MOST_OWNERS`."""
     owners = {}
     for session in sessions:
         for request in session.replay.live_requests().tolist():
@@ -276,7 +272,7 @@ def _lit_and_others(name: str, *paints: int) -> list[LegendEntry]:
     ]
 
 
-def _waste(sessions: Sequence[Session]) -> list[LegendEntry]:
+def _waste_entries(sessions: Sequence[Session]) -> list[LegendEntry]:
     """Return the entries for the states of waste that can occur in the recordings, in the order of the bars."""
     static = [session.recording.meta.policy_name == "static" for session in sessions]
     windows = any(group.window for session in sessions for group in session.replay.groups)
@@ -296,18 +292,18 @@ def _state(state: SlotState) -> LegendEntry:
 
 def sharing(session: Session) -> str:
     """Describe the memory that sharing saves now: `1,587 blocks in place of 3,763: 2.4×`. Empty if it saves none."""
-    held, stands_for = _held(session)
+    held, stands_for = _num_held_and_entries(session)
     if stands_for <= held:
         return ""
     return f"{plural(held, session.unit_name)} in place of {stands_for:,}: {stands_for / held:.1f}×"
 
 
 def _shared_words(session: Session) -> str:
-    held, stands_for = _held(session)
+    held, stands_for = _num_held_and_entries(session)
     return f"shared, saves {plural(stands_for - held, session.unit_name)}"
 
 
-def _held(session: Session) -> tuple[int, int]:
+def _num_held_and_entries(session: Session) -> tuple[int, int]:
     """Return the number of held units, and the number of entries in all block tables (a shared unit has several)."""
     refs = session.replay.refs
     return int((refs > 0).sum()), int(refs.sum())

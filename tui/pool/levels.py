@@ -15,8 +15,7 @@ _MOST_WIDE, _MOST_TALL = 12, 4
 """Largest cell of one unit: its width in characters, and its height in lines."""
 _ROOMY = 12
 """Least number of characters per unit with which units are drawn wider than high."""
-_MOST_MARGIN = 0.25
-"""Largest share of the picture's width for the margin."""
+_MOST_MARGIN_SHARE = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture's width that cells of equal width must cover; otherwise widths differ by one character."""
 _LEAST_COVERED = 0.6
@@ -24,7 +23,7 @@ _LEAST_COVERED = 0.6
 """
 _NUMBERS = 0.12
 """Share of the picture that may stay empty for the numbers in the margin."""
-_SHAPE = 0.05
+_BAD_SHAPE_PENALTY = 0.05
 """Penalty for badly shaped cells, as a share of the picture: times |ln(ratio of the sides / best ratio)|."""
 _FILLED = 0.15
 """Share of the picture that may stay empty so that cells can show how full a block is."""
@@ -34,14 +33,14 @@ _PARTS = (6, 7, 9, 10, 11, 12, 13, 14, 15)
 """Widths of cells in eighths of a character. In a narrower cell, three units could share a character."""
 _ROUND_ROWS = (100, 50, 20, 10, 8, 5, 4, 2)
 """Round numbers of units, the best first. The number of units in a row is a multiple of one of these."""
-_FEW = 4
+_LEAST_SLOT_COLUMNS = 4
 """Least number of columns of units for a picture slot by slot, if it has as many rows.
 
 With fewer, a coarser level is shown.
 """
 _MOST_CUT = 512
-"""Largest number of units of a pool that is drawn with gaps between units, numbers and holders."""
-_ROUND = {10: 0.12, 20: 0.12, 40: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
+"""Largest number of units of a pool that is drawn with gaps, numbers and holders."""
+_ROUND_COLUMNS = {10: 0.12, 20: 0.12, 40: 0.12, 8: 0.06, 16: 0.06, 5: 0.06}
 """Numbers of columns that make units easy to count, each with the share of the picture that may stay empty for it."""
 
 
@@ -80,17 +79,17 @@ def levels(
     most_units = max(num_units, most_units)
     cut = None
     if unit_tokens > 1 and names and half_blocks and most_units <= _MOST_CUT:
-        cut = _cut_apart(num_units, most_units, width, height, names, bare or names)
-    found = [cut or _whole(num_units, unit_tokens, width, height, half_blocks=half_blocks)]
+        cut = _tiling_with_gaps(num_units, most_units, width, height, names, bare or names)
+    found = [cut or _whole_pool_tiling(num_units, unit_tokens, width, height, half_blocks=half_blocks)]
     while found[-1].per_cell > 2:  # levels of twice as many cells
-        found.append(_scrolled(_Shape(Detail.MIX, EIGHTHS, 1, -(-found[-1].per_cell // 2)), num_units, width))
+        found.append(_scrolled_tiling(_Shape(Detail.MIX, EIGHTHS, 1, -(-found[-1].per_cell // 2)), num_units, width))
     if unit_tokens > 1:
         if found[-1].detail is not Detail.FILL:
-            found.append(_scrolled(_Shape(Detail.FILL, EIGHTHS, 1), num_units, width))
+            found.append(_scrolled_tiling(_Shape(Detail.FILL, EIGHTHS, 1), num_units, width))
         if has_slots:
-            found.append(_slots_level(num_units, unit_tokens, width, height, names))
+            found.append(_tiling_by_slot(num_units, unit_tokens, width, height, names))
     elif found[-1].per_cell > 1:
-        found.append(_scrolled(_Shape(Detail.HALF if half_blocks else Detail.MIX, EIGHTHS, 1), num_units, width))
+        found.append(_scrolled_tiling(_Shape(Detail.HALF if half_blocks else Detail.MIX, EIGHTHS, 1), num_units, width))
     return found
 
 
@@ -98,13 +97,14 @@ def best_level(tilings: list[Tiling], height: int) -> int:
     """Return the index of the level that shows single slots if it fits into `height` lines, otherwise 0 (the whole
     pool).
 
-    It is 0, too, if single slots have less than `_FEW` columns, and level 0 has numbers and names below the units.
+    It is 0, too, if single slots have less than `_LEAST_SLOT_COLUMNS` columns, and level 0 has numbers and names below
+    units.
     """
     finest = tilings[-1]
     if finest.detail is not Detail.SLOTS or finest.height > height:
         return 0
     has_names_below = tilings[0].cut and not tilings[0].margin
-    is_sparse = finest.columns < _FEW <= finest.num_units // _FEW
+    is_sparse = finest.columns < _LEAST_SLOT_COLUMNS <= finest.num_units // _LEAST_SLOT_COLUMNS
     return 0 if is_sparse and has_names_below else len(tilings) - 1
 
 
@@ -117,7 +117,7 @@ def _levels_of_lines(
     picture may be larger than the view.
     """
     num_lines = -(-num_units // stride)
-    margin = names + 2 if names and num_lines <= height and names + 2 <= _MOST_MARGIN * width else 0
+    margin = names + 2 if names and num_lines <= height and names + 2 <= _MOST_MARGIN_SHARE * width else 0
     width -= margin
     columns, rows = min(width, stride), min(height, num_lines)
     found = [_lines(num_units, stride, columns, rows, width, height, margin)]
@@ -165,8 +165,6 @@ def _equally_high(rows: int, height: int) -> int:
 
 
 class _Shape(NamedTuple):
-    """Size of all cells of a picture of a paged pool, and the number of units in each."""
-
     detail: Detail
     wide: int
     """Width in eighths of a character."""
@@ -176,7 +174,6 @@ class _Shape(NamedTuple):
 
     @property
     def area(self) -> float:
-        """Characters of the picture per unit."""
         return self.wide * self.tall / (EIGHTHS * self.lines_per_character * self.per_cell)
 
     @property
@@ -199,7 +196,7 @@ class _Shape(NamedTuple):
         return most
 
 
-def _whole(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> Tiling:
+def _whole_pool_tiling(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> Tiling:
     """Return the tiling of equal cells that covers most of a picture of `width` by `height` characters.
 
     Well-shaped cells are preferred among tilings that cover about as much. A margin has the number of each row's first
@@ -207,9 +204,9 @@ def _whole(num_units: int, unit_tokens: int, width: int, height: int, *, half_bl
     """
     margin = len(str(num_units)) + 1 if unit_tokens > 1 else 0
     choices = []
-    for left in sorted({0, margin if margin <= _MOST_MARGIN * width else 0}):
+    for left in sorted({0, margin if margin <= _MOST_MARGIN_SHARE * width else 0}):
         shape = _best_shape(num_units, unit_tokens, width - left, height, half_blocks=half_blocks)
-        tiling = _of_shape(shape, num_units, width - left, height, left)
+        tiling = _tiling_of_shape(shape, num_units, width - left, height, left)
         choices.append((num_units * shape.area / (width * height), tiling))
     (bare, without), (covered, numbered) = choices[0], choices[-1]
     if without.gap or without.rows == 1 or covered < min(bare, _LEAST_COVERED) or bare - covered > _NUMBERS:
@@ -232,7 +229,7 @@ def _best_shape(num_units: int, unit_tokens: int, width: int, height: int, *, ha
         oblongness = abs(math.log(shape.wide * shape.lines_per_character / (EIGHTHS * shape.tall * aspect)))
         is_round = shape.columns(num_units, width, height) % 10 == 0
         bonus = _FILLED * (shape.detail is Detail.FILL) + _ROUND_ROW * is_round
-        return shape.area / room + bonus - _SHAPE * oblongness
+        return shape.area / room + bonus - _BAD_SHAPE_PENALTY * oblongness
 
     return max(shapes, key=score)
 
@@ -255,8 +252,7 @@ def _shapes_of_one(room: float, *, blocks: bool, half_blocks: bool) -> Iterator[
         yield from (_Shape(Detail.PART, wide, 1) for wide in _PARTS if wide <= EIGHTHS * room)
 
 
-def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: int) -> Tiling:
-    """Return the tiling with cells of `shape`, with a round number of units per row if possible."""
+def _tiling_of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: int) -> Tiling:
     columns = shape.columns(num_units, width, height)
     rows = -(-num_units // (columns * shape.per_cell))
     return Tiling(
@@ -272,14 +268,14 @@ def _of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: in
     )
 
 
-def _scrolled(shape: _Shape, num_units: int, width: int) -> Tiling:
+def _scrolled_tiling(shape: _Shape, num_units: int, width: int) -> Tiling:
     """Return a tiling of cells of `shape` that fills rows of nearly `width` characters, with as many rows as needed."""
     margin = len(str(num_units)) + 1
-    margin = margin if margin <= _MOST_MARGIN * width else 0
-    return _of_shape(shape, num_units, width - margin, num_units, margin)
+    margin = margin if margin <= _MOST_MARGIN_SHARE * width else 0
+    return _tiling_of_shape(shape, num_units, width - margin, num_units, margin)
 
 
-def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: int, bare: int) -> Tiling | None:
+def _tiling_with_gaps(num_units: int, most_units: int, width: int, height: int, names: int, bare: int) -> Tiling | None:
     """Return a tiling with gaps between equally large units, which bear their numbers and holders; None if there is no
     room.
 
@@ -292,8 +288,8 @@ def _cut_apart(num_units: int, most_units: int, width: int, height: int, names: 
     places += [_Place(digits + 1, bare + 1, tall, tall, bare) for tall in (2, 1)]
     places += [_Place(digits + 1, 2, tall, tall) for tall in (2, 1)]
     for place in places:
-        if _best_columns(most_units, width, height, place) is not None:
-            return _best_columns(num_units, width, height, place)
+        if _best_tiling_at(most_units, width, height, place) is not None:
+            return _best_tiling_at(num_units, width, height, place)
     return None
 
 
@@ -308,8 +304,7 @@ class _Place(NamedTuple):
     """Length of names on the units; 0 if names are below the units, or if there are none."""
 
 
-def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Tiling | None:
-    """Return the tiling that covers most of the picture with well-shaped units; None if the units do not fit."""
+def _best_tiling_at(num_units: int, width: int, height: int, place: _Place) -> Tiling | None:
     best: tuple[float, Tiling] | None = None
     for columns in range(1, min((width - place.margin) // place.least_wide, num_units) + 1):
         wide, rows = min((width - place.margin) // columns, 2 * _MOST_WIDE), -(-num_units // columns)
@@ -317,7 +312,7 @@ def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Til
         if tall < place.least_tall:
             continue
         fill = (place.margin + columns * wide) * rows * tall / (width * height)
-        score = fill + _ROUND.get(columns, 0.0) - abs(math.log(wide / (3 * tall))) / 8
+        score = fill + _ROUND_COLUMNS.get(columns, 0.0) - abs(math.log(wide / (3 * tall))) / 8
         if best is None or score > best[0]:
             picture = Tiling(
                 num_units=num_units,
@@ -334,7 +329,7 @@ def _best_columns(num_units: int, width: int, height: int, place: _Place) -> Til
     return None if best is None else best[1]
 
 
-def _slots_level(num_units: int, unit_tokens: int, width: int, height: int, names: int) -> Tiling:
+def _tiling_by_slot(num_units: int, unit_tokens: int, width: int, height: int, names: int) -> Tiling:
     """Return a tiling with one character per slot, or more characters per slot if the whole pool fits with them.
 
     The number and the holder of a unit are left of it. A gap separates neighbouring units.

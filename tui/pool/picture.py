@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .array_types import IndexArray, MaskArray, PaintArray
     from .unit_changes import Lights
 
-_UNITS_PER_TOUCH = 4
+_UNITS_PER_SCATTERED_UNIT = 4
 """Number of consecutive units that are recomputed in the time of one scattered unit."""
 
 
@@ -74,10 +74,9 @@ class DrawnUnits:
         return units
 
     def _is_far(self, before: int) -> bool:
-        """Tell whether recomputing all units takes less time than recomputing the changes since frame `before`."""
         replay = self._replay
         num_ops = abs(replay.num_ops(replay.frame) - replay.num_ops(before))
-        return num_ops > replay.num_units // _UNITS_PER_TOUCH
+        return num_ops > replay.num_units // _UNITS_PER_SCATTERED_UNIT
 
     def _recompute_all(self) -> IndexArray:
         """Compute the state of every unit; return the units that were or are occupied."""
@@ -145,7 +144,6 @@ class Paints:
         return self.update(np.empty(0, np.int64))
 
     def _mark(self) -> IndexArray:
-        """Mark the followed request's units and the next free units; return the units whose mark has changed."""
         replay, followed, before = self._replay, self._followed, (self._own_units, self._next_units)
         addresses = np.empty(0, np.int64) if followed is None else replay.block_table(followed)[1]
         self._own_units, self._next_units = addresses.astype(np.int64) - replay.first_unit, next_units(replay)

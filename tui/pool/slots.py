@@ -27,7 +27,6 @@ _DRAWING_ORDER = (
     SlotState.CACHED,
     SlotState.FREE,
 )
-"""Order of the states inside a unit, from the lowest address."""
 assert len(_DRAWING_ORDER) == NUM_STATES
 
 

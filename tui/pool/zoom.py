@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
 
 
-_FEW_UNITS = 4
+_LEAST_WHOLE_MEAN = 4
 """A mean number of units per cell below this has one decimal."""
 
 
@@ -116,14 +116,13 @@ class Zoom:
                 # A cell of a rectangle is described as columns times rows of slots.
                 return f"{round(tiling.across):,}{symbols.times}{round(tiling.down):,} {unit}s"
             case _:
-                return _about(tiling.units_per_cell, unit)
+                return _mean_units_words(tiling.units_per_cell, unit)
 
 
 def _unit_name(unit_tokens: int) -> str:
     return "block" if unit_tokens > 1 else "slot"
 
 
-def _about(number: float, noun: str) -> str:
-    """Return a mean number of units in words, such as `1 block`, `2.5 blocks` or `44 blocks`."""
-    number = round(number, 1) if number < _FEW_UNITS else round(number)
+def _mean_units_words(number: float, noun: str) -> str:
+    number = round(number, 1) if number < _LEAST_WHOLE_MEAN else round(number)
     return plural(int(number), noun) if number == int(number) else f"{number} {noun}s"

@@ -98,7 +98,6 @@ class Compare(PlaybackScreen):
 
     @property
     def _most_units(self) -> int:
-        """Number of blocks of the largest pool of blocks; 0 without one."""
         return max((each.replay.num_units for each in self.sessions() if each.replay.unit_tokens > 1), default=0)
 
     def _arrangement(self, num_lanes: int) -> str | None:
@@ -138,7 +137,6 @@ class Compare(PlaybackScreen):
             self._tell_gaps()
 
     def _tell_gaps(self) -> None:
-        """Show how much longer each run takes than the fastest, and the part that is due to memory, if known."""
         if self.comparison.lanes[0].session.rows is not None:
             return
         for line in self.query(StoryLine):
@@ -154,7 +152,6 @@ class Compare(PlaybackScreen):
         return [*long[:1], *times, *long[1:]], [*short[:1], *times, *short[1:]]
 
     def _step_times(self) -> list[str]:
-        """Return in words whether all runs use the step times of one engine; empty for recordings of real engines."""
         metas = [lane.session.recording.meta for lane in self.comparison.lanes]
         if any(meta.source != "simulation" or "row_tokens" in meta.policy for meta in metas):
             return []

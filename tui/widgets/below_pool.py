@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from .pool_view import PoolView
 
 
-_SAMPLE = 2
-"""Width in characters of a sample of a colour and the gap after it."""
-_LEAST_HEIGHT = 20
-"""Least number of lines of a screen with room for more than one line about owners."""
+_SAMPLE_WIDTH = 2
+_LEAST_HEIGHT_FOR_OWNERS = 20
 
 
 class BelowPool(Widget):
@@ -165,7 +163,7 @@ class BelowPool(Widget):
         if session.selected is not None and not roomy:  # there is no inspector
             one = unit_summary(session, session.selected)
         texts = [one, every, free_line(session, room)]
-        shown = range(3) if roomy else (0, 2) if self.screen.size.height >= _LEAST_HEIGHT else (0,)
+        shown = range(3) if roomy else (0, 2) if self.screen.size.height >= _LEAST_HEIGHT_FOR_OWNERS else (0,)
         return [
             Strip([Segment(labels[at], self._style("weak")), Segment(texts[at], self._style("strong"))]) for at in shown
         ]
@@ -173,7 +171,7 @@ class BelowPool(Widget):
     def _change(self) -> tuple[Segment, list[list[Segment]]]:
         entries = list[list[Segment]]()
         label = "last step  "
-        room = self.size.width - len(label) - _SAMPLE
+        room = self.size.width - len(label) - _SAMPLE_WIDTH
         parts = last_step(self._session, room)
         if self.screen.has_class("-narrow") and sum(len(text) + 2 for _, text in parts) > room:
             parts = last_step(self._session, room, short=True)

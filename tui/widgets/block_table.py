@@ -36,7 +36,6 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
             f"{unit} tables, by kind of layers" if several else f"{unit} table: logical {symbols.arrow} physical"
         )
         self._lines_back = 0
-        """Number of lines that the user has scrolled back from the newest."""
 
     def allow_focus(self) -> bool:
         """Accept the focus only if there are lines to scroll to."""
@@ -101,7 +100,6 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _group_rows(self, request: int) -> list[Strip]:
-        """Return three lines for each kind of layers: its name, the held parts of the sequence, numbers of blocks."""
         width = max(self.size.width - 2, 8)
         glyphs = {RELEASED: self.symbols.dot, HELD: self.symbols.up[-1], AHEAD: " "}
         strips = []

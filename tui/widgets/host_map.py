@@ -69,7 +69,6 @@ class HostMap(DrawnPanel):
         return [*(self.sample(paint) for paint in paints), self.text(f" {words}", "weak")]
 
     def _by_kind(self, entries_now: list[tuple[list[int], str]]) -> list[list[Segment]]:
-        """Return an entry for each condition of host blocks: its name, then samples and names of the owners."""
         kinds = list[list[Segment]]()
         for kind in Transfer:
             suffix = f" {kind.value}"

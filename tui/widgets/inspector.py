@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 
-_MOST_STAYS = 3
-"""Largest number of former holders of a unit that are named."""
+_MOST_FORMER_HOLDERS = 3
 
 
 class Inspector(Panel):
@@ -41,7 +40,7 @@ class Inspector(Panel):
 
         Former holders of the unit are left out if room is short.
         """
-        lines = self._everything(num_stays=_MOST_STAYS)
+        lines = self._everything(num_stays=_MOST_FORMER_HOLDERS)
         self.num_lines, height = len(lines), max(self.size.height, 1)
         if len(lines) > height:
             lines = self._everything(num_stays=0)
@@ -71,7 +70,7 @@ class Inspector(Panel):
             return [*lines, Strip([self.text("enter or / follows a request", "weak")])]
         facts = request_facts(session, session.followed)
         heading = self.text(f"request {session.request_name(session.followed)} ", "strong")
-        lines.append(Strip([heading, *self._square(session.followed)]))
+        lines.append(Strip([heading, *self._color_sample(session.followed)]))
         lines += self.labelled(request_lines(session, session.followed, facts))
         if facts.holds:
             label = self.text("its slots".ljust(LABEL_WIDTH), "label")
@@ -82,10 +81,9 @@ class Inspector(Panel):
     def _unit_heading(self, unit: int) -> Strip:
         """Return the name of a unit, and a sample of its owner's colour, which the cursor hides in the picture."""
         owner = int(self.session.replay.owner[unit])
-        sample = [] if owner == NO_OWNER else self._square(owner)
+        sample = [] if owner == NO_OWNER else self._color_sample(owner)
         return Strip([self.text(f"{unit_heading(self.session, unit)} ", "strong"), *sample])
 
-    def _square(self, request: int) -> list[Segment]:
-        """Return a sample of the request's colour; empty if it is the colour of all other requests."""
+    def _color_sample(self, request: int) -> list[Segment]:
         paint = paint_of(self.session, request)
         return [] if paint == SlotState.TOKEN else [self.sample(paint)]

@@ -26,8 +26,7 @@ _TOO_MANY_TO_NAME = 12
 """Smallest number of waiting requests that are not named."""
 MOST_POOLS_NARROW: Final = 3
 """Largest number of compared runs whose pools a narrow screen shows."""
-_LABEL = 9
-"""Width of the label of a line, in columns."""
+_LABEL_WIDTH = 9
 _WITHOUT_CELL = 8
 """Largest height of the widget, in lines, without a line for the size of a cell."""
 _WIDE = 28
@@ -117,7 +116,7 @@ class LaneFigures(Widget):
         return "memory" in self._kinds() and self._pool.color_by is not ColorBy.LAYERS
 
     def _segments(self, kind: str, width: int) -> list[Segment]:
-        text, label, room = self._style("text"), self._style("label"), width - _LABEL
+        text, label, room = self._style("text"), self._style("label"), width - _LABEL_WIDTH
         match kind:
             case "name":
                 counts = self._counts(width - len(self._lane.label) - 1, with_rate=True).removeprefix("now ")
@@ -125,7 +124,7 @@ class LaneFigures(Widget):
                 name = shortened(self._lane.label, room, "").ljust(room + 1)
                 return [Segment(name, self._style("name")), Segment(counts, text)]
             case "served":
-                return self._progress(room, self._share(width))
+                return self._progress(room, self._done_words(width))
             case "memory":
                 has_layers = self._pool.color_by is ColorBy.LAYERS and self._symbols.color
                 session = self._lane.session
@@ -134,7 +133,7 @@ class LaneFigures(Widget):
                     if has_layers
                     else state_bar(session.breakdown, room, self._symbols)
                 )
-                return [Segment("memory".ljust(_LABEL), label), *bar]
+                return [Segment("memory".ljust(_LABEL_WIDTH), label), *bar]
             case "counts":
                 counts = self._counts(width, with_rate=self.size.height < 4)
                 return [Segment(counts, self._style("strong") if self._lane.over else text)]
@@ -151,7 +150,7 @@ class LaneFigures(Widget):
         }[kind]()
         value = next((each for each in texts if len(each) <= room), texts[-1])
         style = self._style("strong") if self._lane.over and kind == "running" else text
-        return [Segment(name.ljust(_LABEL), label), Segment(shortened(value, room, self._symbols.cut), style)]
+        return [Segment(name.ljust(_LABEL_WIDTH), label), Segment(shortened(value, room, self._symbols.cut), style)]
 
     def _selected(self, width: int) -> str:
         """Describe what the user selected.
@@ -165,24 +164,22 @@ class LaneFigures(Widget):
         return next((text for text in words if len(text) <= width), shortened(words[-1], width, self._symbols.cut))
 
     @property
-    def _done(self) -> float:
+    def _done_share(self) -> float:
         """Share of the output tokens that are served. In training: share of the slots of used rows with tokens."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             return float(session.served[session.player.frame] / max(int(session.served[-1]), 1))
         return rows.num_tokens / max(rows.num_rows * rows.row_tokens, 1)
 
-    def _share(self, width: int) -> str:
-        """Return `_done` in words, for the right end of a line of `width` columns."""
+    def _done_words(self, width: int) -> str:
         # The share of an unfinished run must not be rounded to 100%.
-        percents = f"{min(100 * self._done, 99.0 if self._done < 1 else 100.0):.0f}%"
+        percents = f"{min(100 * self._done_share, 99.0 if self._done_share < 1 else 100.0):.0f}%"
         meaning = " of tokens" if self._lane.session.rows is None else " of used rows"
         return f" {percents:>4}{meaning * (width >= _WIDE)}"
 
     def _progress(self, room: int, share: str) -> list[Segment]:
-        """Return the progress bar of `room` columns, with its `share` in words on it."""
         label = "served" if self._lane.session.rows is None else "tokens"
-        done = bar_text(self._done, room, self._symbols)
+        done = bar_text(self._done_share, room, self._symbols)
         left = (" " if self._symbols.color else self._symbols.states[-1]) * (room - len(done))
         bar = Strip(
             [
@@ -198,17 +195,13 @@ class LaneFigures(Widget):
         style = on_bar if self._symbols.color and begin < end else self._style("left") + self._on_left
         words = Segment(share[: room - begin], style)
         rest = bar.crop(begin + len(words.text), room)
-        return [Segment(label.ljust(_LABEL), self._style("label")), *bar.crop(0, begin), words, *rest]
+        return [Segment(label.ljust(_LABEL_WIDTH), self._style("label")), *bar.crop(0, begin), words, *rest]
 
     @property
     def _on_left(self) -> Style:
-        """Style of words on the unfilled part of the progress bar."""
         return Style(color=self._style("strong").color, bold=True)
 
     def _counts(self, width: int, *, with_rate: bool) -> str:
-        """Return the running and waiting requests in one line, or the end of the run, or the rows of a training
-        batch.
-        """
         session, dot = self._lane.session, self._symbols.dot
         if session.rows is not None:
             return str(session.rows) if len(str(session.rows)) <= width else session.rows.in_short
@@ -230,7 +223,6 @@ class LaneFigures(Widget):
 
     @property
     def _rate(self) -> str:
-        """Output tokens per second of the whole run, in words; empty for a run without time."""
         session = self._lane.session
         duration_s = session.player.duration_s
         return f"{int(session.served[-1]) / duration_s:,.0f}" if duration_s else ""

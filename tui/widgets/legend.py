@@ -107,7 +107,6 @@ class Legend(Widget):
 
     @property
     def _bars(self) -> str:
-        """Meaning of the percentages beside the bars of the lanes."""
         sizes = {gib(session.recording.meta.pool.num_bytes) for session in self._sessions}
         pool = sizes.pop() if len(sizes) == 1 else "the pool"
         tokens = "a server's tokens" if self._is_fleet else "output tokens"
@@ -118,7 +117,6 @@ class Legend(Widget):
         return any(pool.lights_changes for pool in self.screen.query(PoolPicture) if pool.size.area)
 
     def _below(self, style: Style) -> Strip:
-        """Return the second line: what the bars mean, and the changes that are highlighted in the pools."""
         # Lanes without pools have the throughput beside figures of this moment.
         rates = "; tokens/s: of the whole run" * self.screen.has_class("-narrow")
         segments, width = [Segment(self._bars + rates, style)], self.size.width

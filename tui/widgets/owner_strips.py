@@ -57,13 +57,11 @@ class _OwnerLine:
     figure: str
     """Number of tokens as text; empty in a blank line."""
     slots: Slots
-    """Number of slots in each state, for the bar."""
     edge: str = " "
     """Character of the bracket around a group; a space for a request alone."""
     owners: tuple[Owner, ...] = ()
     """Requests of the strip; empty for the shared units of a group, and in a blank line."""
     num_tokens: int = 0
-    """Number of tokens in `figure`."""
     num_before: int = 0
     """Number of slots that the request shares with its group. The bar of its own slots begins after these."""
     group: OwnerGroup | None = None
@@ -87,10 +85,8 @@ class OwnerStrips(Panel):
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")
         self._requests: dict[tuple[int, int], int] = {}
-        """Row of the request of each strip, by (column, line)."""
         self._column_width = 1
         self._drawn: set[int] = set()
-        """States that the bars show."""
         self.scale = ""
         """Number of slots per character of a bar, in words."""
 
@@ -146,11 +142,13 @@ class OwnerStrips(Panel):
         edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
         for most_members in _MOST_MEMBERS:
             strips = [line for holding in found for line in self._lines_of(holding, edges, most_members)]
-            lines = _unbroken(strips, room)
+            lines = _without_split_groups(strips, room)
             if len(lines) <= most_columns * room:
                 break
         num_columns = min(max(-(-len(lines) // room), 1), most_columns)
-        return (_folded(lines, num_columns * room) if len(lines) > num_columns * room else lines), num_columns
+        return (
+            _with_last_line_folded(lines, num_columns * room) if len(lines) > num_columns * room else lines
+        ), num_columns
 
     def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_OwnerLine]:
         if len(holding.owners) == 1:
@@ -173,9 +171,9 @@ class OwnerStrips(Panel):
             edge = bottom if not rest and nth == len(own) - 1 else side
             yield replace(self._line(owner, edge), num_before=int(holding.shared.sum()))
         if rest and not own:
-            yield replace(_more(rest, holding.num_tokens - tokens, edge=bottom), name="their own")
+            yield replace(_line_of_several(rest, holding.num_tokens - tokens, edge=bottom), name="their own")
         elif rest:
-            yield _more(rest, sum(owner.own_tokens for owner in rest), edge=bottom)
+            yield _line_of_several(rest, sum(owner.own_tokens for owner in rest), edge=bottom)
 
     def _line(self, owner: Owner, edge: str) -> _OwnerLine:
         tokens = owner.own_tokens
@@ -215,9 +213,6 @@ class OwnerStrips(Panel):
         yield self.text(words * (math.ceil(share * width) + len(words) <= width), "weak")
 
     def _words_of_several(self, line: _OwnerLine, width: int) -> str:
-        """Return the names and tokens of the first and the last of several requests or, if that is too long, the
-        mean.
-        """
         largest, *_, least = sorted(line.owners, key=lambda owner: -owner.own_tokens)
         name = self.session.request_name
         own = sum(owner.own_tokens for owner in line.owners)
@@ -265,7 +260,7 @@ class OwnerStrips(Panel):
                 self.post_message(self.Picked(request))
 
 
-def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
+def _without_split_groups(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
     """Insert blank lines into `lines`, so that columns of `room` lines split no group that fits into one column."""
     found: list[_OwnerLine] = []
     for group in _groups(lines):
@@ -277,12 +272,11 @@ def _unbroken(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
 
 
 def _groups(lines: list[_OwnerLine]) -> list[list[_OwnerLine]]:
-    """Divide `lines` into groups of requests."""
     begins = [at for at, line in enumerate(lines) if line.edge == " " or line.group is not None]
     return [lines[begin:end] for begin, end in pairwise([*begins, len(lines)])]
 
 
-def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
+def _with_last_line_folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
     """Return the lines of the first groups that fit into `room` - 1 lines, and a last line for all other requests
     together.
     """
@@ -292,12 +286,12 @@ def _folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
             rest = [line for group in groups[nth:] for line in group]
             owners = [owner for line in rest for owner in line.owners]
             blank = [_OwnerLine("", "", np.zeros(len(SlotState), np.int64))] * (room - 1 - len(kept))
-            return [*kept, *blank, _more(owners, sum(line.num_tokens for line in rest))]
+            return [*kept, *blank, _line_of_several(owners, sum(line.num_tokens for line in rest))]
         kept += group
     return kept
 
 
-def _more(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> _OwnerLine:
+def _line_of_several(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> _OwnerLine:
     """Return the line of several requests together. It has no bar, because a sum could be longer than all bars."""
     figure = f"{num_tokens:,}" if edge == " " else f"+{num_tokens:,}"
     none = np.zeros(len(SlotState), np.int64)

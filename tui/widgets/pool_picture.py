@@ -285,7 +285,6 @@ class PoolPicture(ScrollView, inherit_bindings=False):
             self.scroll_to_region(Region(x, y, self.tiling.wide, 1), animate=False, force=True)
 
     def _repaint(self) -> None:
-        """Draw the visible lines, and refresh those that have changed."""
         width, height = self.size
         if not self._zoom.ready or not width or not height:
             return

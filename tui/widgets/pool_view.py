@@ -51,7 +51,6 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
         request: int | None
 
     _hovered: int | None = None
-    """Unit under the mouse, from 0 in address order, or None."""
 
     def select(self, unit: int) -> None:
         """Put the cursor on `unit`, and scroll to it."""

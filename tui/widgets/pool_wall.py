@@ -120,7 +120,6 @@ class PoolWall(LineBox):
         return [*drawn[: height - len(last)], *last]
 
     def _heading(self, stops: Sequence[Stop], axis_width: int) -> Strip:
-        """Return the legend above the charts, and the names of the figures."""
         figures = f"{'held':>{_HELD}}{'running':>{_RUNNING}}{'cache hits':>{_HITS}}{'waiting':>{_WAITING}}"
         legend, note = self._legend(stops, axis_width), "now:"
         legend_width = legend.cell_length
@@ -237,7 +236,6 @@ class PoolWall(LineBox):
         return lines
 
     def _stay_below(self, stay: npt.NDArray[np.bool_]) -> Strip:
-        """Return the line below a strip, which marks the columns in which the followed request is on the server."""
         style = Style(color=self.symbols.palette.hues[1])
         return Strip([Segment(self.symbols.held if here else " ", style) for here in stay.tolist()]).simplify()
 
@@ -257,12 +255,10 @@ class PoolWall(LineBox):
         return here
 
     def _is_now(self, stop: Stop) -> bool:
-        """Tell whether the followed request is on the server of `stop` at the clock's time."""
         clock_s = self._fleet.player.clock_s
         return stop.arrival_s <= clock_s and not stop.end_s <= clock_s  # the end is NaN while the request is there
 
     def _legend(self, stops: Sequence[Stop], width: int) -> Strip:
-        """Return the meanings of the colours, shortened if they do not fit into `width`."""
         palette, symbols = self.symbols.palette, self.symbols
         held, free = palette.states[SlotState.TOKEN], palette.states[SlotState.FREE]
         mark, blank = ("■", "■") if symbols.color else (symbols.up[-1], symbols.dot)
@@ -283,9 +279,6 @@ class PoolWall(LineBox):
         return Strip(segments)
 
     def _last_line(self, stops: Sequence[Stop], *, num_folded: int) -> list[Strip]:
-        """Return a line about the servers that the followed request visits, or about the strip that several servers
-        share.
-        """
         width, name = self.size.width, self._fleet.followed
         if stops:
             texts = [

@@ -24,15 +24,13 @@ if TYPE_CHECKING:
 
 _LABEL, _LONGEST_LABEL = 14, 20
 """Smallest and largest width of the names of the runs, in columns."""
-_TIME = 9
-"""Number of columns right of the axis for the axis' last time."""
-_GAP = 7
+_LAST_TIME_WIDTH = 9
+_RATIO_WIDTH = 7
 """Number of columns right of the duration of a run for its ratio to the fastest run, such as `, ×11.9`."""
-_TICKS = (1, 2, 5, 10)
+_TICK_FACTORS = (1, 2, 5, 10)
 """Distances of numbers on an axis, times a power of ten."""
-_LEAST_TICK = 12
-"""Smallest distance of two numbers on the axis, in columns."""
-_PACE = 28
+_LEAST_TICK_DISTANCE = 12
+_TITLE_WIDTH = 28
 """Width in columns of the title without the names of marks."""
 _MOST_TIMES = 4
 """If the longest run is more than twice this multiple of the shortest, the axis ends at this multiple of the
@@ -58,19 +56,18 @@ class Race(Scrubber):
         self.refresh()
 
     @property
-    def _label(self) -> int:
-        """Width of the names of the runs, or of the clock's label if no line has a name."""
+    def _name_width(self) -> int:
         return self._longest if self._has_lines else _LABEL
 
     @property
     def axis_begin(self) -> int:
         """Number of characters left of the axis: a name and a space."""
-        return self._label + 1
+        return self._name_width + 1
 
     @property
     def axis_width(self) -> int:
-        more = _GAP * (self._has_lines and self._comparison.fastest_first)
-        return max(super().axis_width - (_TIME + more) * self._is_timed, 0)
+        more = _RATIO_WIDTH * (self._has_lines and self._comparison.fastest_first)
+        return max(super().axis_width - (_LAST_TIME_WIDTH + more) * self._is_timed, 0)
 
     @property
     def _is_timed(self) -> bool:
@@ -97,7 +94,10 @@ class Race(Scrubber):
         inside, beyond = ([lane for lane in lanes if self._is_beyond(lane.session) is later] for later in (False, True))
         mark = "#" if self.symbols.ascii else "■"
         if self._has_lines:
-            ends = [(mark, style, "a run ends"), *([(self._beyond, style, "ends beyond the axis")] if beyond else [])]
+            ends = [
+                (mark, style, "a run ends"),
+                *([(self._mark_beyond, style, "ends beyond the axis")] if beyond else []),
+            ]
             return [*ends, (self.symbols.held, style, "so far")]
         named = [
             [(mark, style, _listed(inside, times=times)), (self.symbols.arrow, style, _listed(beyond, times=times))]
@@ -105,14 +105,17 @@ class Race(Scrubber):
         ]
         short = [(mark, style, "a run ends"), (self.symbols.arrow, style, "ends later")]
         entries = next(
-            (each for each in named if sum(len(words) + 5 for _, _, words in each if words) <= self.size.width - _PACE),
+            (
+                each
+                for each in named
+                if sum(len(words) + 5 for _, _, words in each if words) <= self.size.width - _TITLE_WIDTH
+            ),
             short,
         )
         return entries[: 1 + bool(beyond)]
 
     @property
-    def _beyond(self) -> str:
-        """Mark at the end of a line that continues beyond the axis."""
+    def _mark_beyond(self) -> str:
         return "//" if self.symbols.ascii else "╱╱"
 
     @property
@@ -132,7 +135,7 @@ class Race(Scrubber):
         last = y == self.size.height - 1
         if not last and y >= len(lanes):
             return Strip.blank(self.size.width, rest)
-        cells = self._track(width) if last else self._span(y, width)
+        cells = self._scrubber_cells(width) if last else self._bar_cells(y, width)
         column = self.cursor_column
         lines = (self.symbols.held, self.symbols.track)
         line = self.symbols.knob if last else "│" if self.symbols.color else "|"
@@ -146,18 +149,17 @@ class Race(Scrubber):
                 label, value = "sequences", f"{rows.num_placed:,}"
         else:
             label, value = lanes[y].label, ""
-        label = shortened(label, self._label, self.symbols.cut)
+        label = shortened(label, self._name_width, self.symbols.cut)
         gutter = [
             Segment(label, self._style("label")),
-            Segment(value.rjust(self._label - len(label)) + " ", self._style("value")),
+            Segment(value.rjust(self._name_width - len(label)) + " ", self._style("value")),
         ]
         return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
 
     def _style(self, name: str) -> Style:
         return self.get_component_rich_style(f"timeline--{name}")
 
-    def _span(self, number: int, width: int) -> list[Segment]:
-        """Return the bar of a run's duration: solid up to the clock, then thin, with the duration at its end."""
+    def _bar_cells(self, number: int, width: int) -> list[Segment]:
         session = self._comparison.lanes[number].session
         end = self._column_of_end(session, width)
         gone = min(self.cursor_column, end)
@@ -166,9 +168,9 @@ class Race(Scrubber):
         cells = [Segment(self.symbols.held, self._style("value"))] * (gone + 1)
         cells += [Segment(self.symbols.track, self._style("bar"))] * (end - gone)
         if self._is_beyond(session):
-            cells[-len(self._beyond) :] = [Segment(letter, self._style("value")) for letter in self._beyond]
+            cells[-len(self._mark_beyond) :] = [Segment(letter, self._style("value")) for letter in self._mark_beyond]
         over = self._comparison.lanes[number].over
-        width += _TIME + _GAP
+        width += _LAST_TIME_WIDTH + _RATIO_WIDTH
         cells += [Segment(" ", self._style("text"))] * (width - len(cells))
         begin = max(min(end + 1, width - len(when)), 0)
         style = self._style("value" if over else "label")
@@ -182,13 +184,12 @@ class Race(Scrubber):
     def _column_of_end(self, session: Session, width: int) -> int:
         return int(self.column_of(np.array([session.player.duration_s]), width)[0])
 
-    def _track(self, width: int) -> list[Segment]:
-        """Return the scrubber with times along it, the last time at the right, and a mark at the end of each run."""
+    def _scrubber_cells(self, width: int) -> list[Segment]:
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         if not self._is_timed:
             return cells
         ends = [self._column_of_end(lane.session, width) for lane in self._comparison.lanes]
-        for column, words in self._ticks(width):
+        for column, words in self._round_times(width):
             begin = column - len(words) // 2
             if not any(begin - 1 <= mark <= begin + len(words) for mark in (*ends, self.cursor_column)):
                 cells[begin : begin + len(words)] = [Segment(letter, self._style("label")) for letter in words]
@@ -199,14 +200,13 @@ class Race(Scrubber):
             cells[-1] = Segment(self.symbols.arrow, self._style("value"))
         return [*cells, Segment(f" {duration(self.begin_s + self._span_s)}", self._style("label"))]
 
-    def _ticks(self, width: int) -> list[tuple[int, str]]:
-        """Return the columns of round times on the axis, and their texts, each with a blank on both sides."""
-        least_s = _LEAST_TICK * self._span_s / max(width, 1)
+    def _round_times(self, width: int) -> list[tuple[int, str]]:
+        least_s = _LEAST_TICK_DISTANCE * self._span_s / max(width, 1)
         power = 10.0 ** math.floor(math.log10(max(least_s, 1e-9)))
-        distance_s = next(each * power for each in _TICKS if each * power >= least_s)
+        distance_s = next(each * power for each in _TICK_FACTORS if each * power >= least_s)
         times_s = np.arange(math.ceil(self.begin_s / distance_s + 0.5), self._span_s / distance_s, 1) * distance_s
         columns = self.column_of(times_s, width)
-        inside = columns < width - _LEAST_TICK // 2
+        inside = columns < width - _LEAST_TICK_DISTANCE // 2
         return [
             (int(column), f" {seconds(time_s, distance_s) if distance_s >= 1 else duration(time_s)} ")
             for column, time_s in zip(columns[inside].tolist(), times_s[inside].tolist(), strict=True)

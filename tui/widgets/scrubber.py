@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 GUTTER = 15
 """Number of characters left of the axis, for labels and current values."""
 _TINT = 0.4
-"""Share of the cursor's colour in the colours under it."""
 
 
 def under_cursor(cell: Segment, symbols: Symbols) -> Segment:

@@ -19,8 +19,7 @@ HINTS: Final = (
 """Hints of the screens with a pool, the longest first."""
 
 
-_GAP: Final = 6
-"""Least number of columns between the story and the hint."""
+_LEAST_GAP: Final = 6
 
 
 class StoryLine(Widget):
@@ -54,7 +53,9 @@ class StoryLine(Widget):
             parts = [short]
         text = self._text(parts)
         hint = (
-            next((hint for hint in self._hints if len(text) + len(hint) + _GAP <= width), "") if self._hinting else ""
+            next((hint for hint in self._hints if len(text) + len(hint) + _LEAST_GAP <= width), "")
+            if self._hinting
+            else ""
         )
         return Strip(
             [Segment(f" {text}".ljust(width - len(hint) - 1), text_style), Segment(hint, hint_style)]

@@ -29,12 +29,11 @@ if TYPE_CHECKING:
     from ..playback.run_events import Events
     from ..playback.session import Session
 
-_FULL_MARK = 4
+_LEAST_FULL_MARK = 4
 """Number of events that fill the mark of a column, or the largest number of events in a column if that is larger."""
 _MOST_SQUARES = 12
 """Largest number of columns with events for which squares mark these columns."""
 _MOST_KINDS = 2
-"""Largest number of kinds of events that the title names."""
 _LEAST_ROWS = 8
 """Least height of the charts, in lines, with room for a line of events above the axis."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
@@ -149,7 +148,6 @@ class TimelineChart(Scrubber):
         return len(self.marks()) - any(len(values) for _, values in self._scales())
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
-        """Return the name and the values of each visible chart of requests."""
         charts, height = self._charts, self.size.height
         return [("running", charts.running), ("waiting", charts.waiting)][: (height > 1) + (height > 3)]
 
@@ -187,7 +185,6 @@ class TimelineChart(Scrubber):
         return {line for line in (0, *below) if line >= 0}
 
     def _names_from_below(self, height: int) -> list[str]:
-        """Return the names of the lines below the chart of memory, the lowest first."""
         return ["time", *["events"] * self._has_event_line(height), *["waiting"] * (height > 3), "running"]
 
     def _has_event_line(self, height: int) -> bool:
@@ -241,7 +238,6 @@ class TimelineChart(Scrubber):
         return [*strips, self._track(width, height)][-height:]
 
     def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the first and the last frame of each column of the axis."""
         times_s = self._charts.times_s
         edges_s = self.edges_s(width)
         first = np.maximum(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0)
@@ -293,12 +289,10 @@ class TimelineChart(Scrubber):
 
     @property
     def _full_mark(self) -> int:
-        """Number of events that fill the mark of a column."""
-        return max(int(self._events.max(initial=0)), _FULL_MARK)
+        return max(int(self._events.max(initial=0)), _LEAST_FULL_MARK)
 
     @property
     def _events(self) -> npt.NDArray[np.int64]:
-        """Number of marked events in each column of the axis."""
         width, followed = self.axis_width, self._session.followed
         if self._counted[:2] != (width, followed):
             events = self._marked_events()
@@ -318,7 +312,6 @@ class TimelineChart(Scrubber):
         return self._notable if session.followed is None else self._notable.of_request(session.followed)
 
     def _residency(self, width: int) -> npt.NDArray[np.bool_]:
-        """Mark the columns in which the followed request holds memory."""
         held = np.zeros(width, np.bool_)
         session = self._session
         if session.followed is None:

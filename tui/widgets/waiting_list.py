@@ -61,7 +61,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
 
     def action_move(self, lines: int) -> None:
         """Move the cursor by `lines` requests, through the waiting and then the running ones."""
-        waiting, running = self._everybody()
+        waiting, running = self._waiting_and_running()
         order = [*waiting, *running]
         if order:
             at = order.index(self._cursor) + lines if self._cursor in order else len(waiting) if running else 0
@@ -82,15 +82,13 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             if request is not None:
                 self.post_message(self.Picked(request))
 
-    def _everybody(self) -> tuple[list[int], list[int]]:
-        """Return the waiting requests, the next one first, and the running requests, the newest first."""
+    def _waiting_and_running(self) -> tuple[list[int], list[int]]:
         replay = self.session.replay
         running = replay.live_requests()[::-1]
         # Requests with complete answers, whose rows are held until the batch ends, come last.
         return replay.waiting_requests().tolist(), running[np.argsort(self._is_held(running), kind="stable")].tolist()
 
     def _is_held(self, requests: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Tell for each of `requests` whether it holds memory although its answer is complete."""
         replay = self.session.replay
         if self.session.recording.meta.policy_name != "static" or self.session.rows is not None:
             return np.zeros(len(requests), np.bool_)
@@ -103,7 +101,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
     def write(self) -> list[Strip]:
         """Return the waiting and the running requests that fit: the first of each list, or those around the cursor."""
         height = self.size.height
-        waiting, running = self._everybody()
+        waiting, running = self._waiting_and_running()
         reasons = [self._fitting(wait_reason(self.session))] if len(waiting) else []
         height -= len(reasons)
         room = max(min(len(waiting), height // 3), height - len(running) - 4)
@@ -113,9 +111,9 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         strips = [self._heading("waiting", len(waiting) + held_back, len(shown_waiting), "next first")]
         strips += [Strip([self.text(reason, "text")]) for reason in reasons]
         self._requests = [None] * len(strips)
-        needs = [self._need(request, short=False) for request in shown_waiting]
+        needs = [self._need_words(request, short=False) for request in shown_waiting]
         if max(map(len, needs), default=0) > self.size.width - _NAME_WIDTH:
-            needs = [self._need(request, short=True) for request in shown_waiting]
+            needs = [self._need_words(request, short=True) for request in shown_waiting]
         for request, need in zip(shown_waiting, needs, strict=True):
             strips.append(Strip([*self._called(request, _NAME_WIDTH), self.text(need, "weak")]))
             self._requests.append(request)
@@ -133,7 +131,6 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return strips
 
     def _around(self, requests: list[int], room: int) -> list[int]:
-        """Return at most `room` consecutive `requests`, among them the one under the cursor."""
         begin = 0
         if self._cursor in requests:
             begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
@@ -155,17 +152,16 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         kind = "cursor" if request == self._cursor else "strong" if mark == ">" else "text"
         return [
             self.text(mark, kind),
-            self._square(request),
+            self._color_sample(request),
             self.text(f" {name}".ljust(width - 2), kind),
         ]
 
-    def _square(self, request: int) -> Segment:
-        """Return a sample of the request's colour; a space if it is the colour of all other requests."""
+    def _color_sample(self, request: int) -> Segment:
+        """Return a space if the request has the colour of all others."""
         paint = paint_of(self.session, request)
         return self.text(" ") if paint == SlotState.TOKEN else self.sample(paint)
 
-    def _need(self, request: int, *, short: bool) -> str:
-        """Describe the tokens and blocks that a waiting request needs; if `short`, only the blocks."""
+    def _need_words(self, request: int, *, short: bool) -> str:
         requests = self.session.recording.requests
         again = requests.first_scheduled_s[request] < self.session.replay.time_s
         tokens = f"{requests.prompt_tokens[request]:,} prompt"
@@ -179,7 +175,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
 
     def _running_line(self, request: int, computed: int) -> Strip:
         pad = int(self.session.replay.pad[request])
-        computed, full = max(computed - pad, 0), self._full(request) - pad
+        computed, full = max(computed - pad, 0), self._tokens_at_end(request) - pad
         room = max(self.size.width - _NAME_WIDTH - _FIGURES, 4)
         share = min(computed / full if full else 1.0, 1.0)
         bar = self._progress(share, room)
@@ -188,7 +184,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             bar, figures = [self.text(" " * room)], "complete".rjust(_FIGURES)
         return Strip([*self._called(request, _NAME_WIDTH), *bar, self.text(figures, "weak")])
 
-    def _full(self, request: int) -> int:
+    def _tokens_at_end(self, request: int) -> int:
         """Return the number of tokens of a request at its end.
 
         If it has not ended, return the largest possible number.

@@ -30,13 +30,10 @@ if TYPE_CHECKING:
 
 _FIGURES_WIDTH = 10
 """Width in characters of an entry of the legend without its texts: a sample, a percentage, and spaces."""
-_GAP = 2
-"""Number of spaces between entries of the legend."""
+_GAP_WIDTH = 2
 _TITLE, _TITLE_BESIDE = "where the memory is now", "memory of all requests"
-_LOW = 20
-"""Least number of lines of a screen with room for a legend."""
-_TALL = 38
-"""Least number of lines of a screen with room for a taller legend."""
+_LEAST_HEIGHT_FOR_LEGEND = 20
+_LEAST_HEIGHT_FOR_TALL_LEGEND = 38
 
 
 class WasteBar(Widget):
@@ -79,7 +76,7 @@ class WasteBar(Widget):
 
     def _take_lines(self) -> None:
         legend = -(-len(self._listed) // len(self._columns()[0]))
-        self.styles.height = 2 + legend * (self.screen.size.height >= _LOW)
+        self.styles.height = 2 + legend * (self.screen.size.height >= _LEAST_HEIGHT_FOR_LEGEND)
 
     def render_line(self, y: int) -> Strip:
         if y == 0:
@@ -94,11 +91,8 @@ class WasteBar(Widget):
         return Strip(segments).adjust_cell_length(self.size.width, self.get_component_rich_style("waste--text"))
 
     def _columns(self) -> tuple[list[int], bool]:
-        """Return the widths of the legend's columns in characters, and whether there is room for explanations of
-        states.
-        """
         meanings, number = self._most_columns(meanings=True), len(self._listed)
-        most_lines = 4 if meanings > 1 and self.screen.size.height >= _TALL else 2
+        most_lines = 4 if meanings > 1 and self.screen.size.height >= _LEAST_HEIGHT_FOR_TALL_LEGEND else 2
         explains = meanings > 0 and -(-number // meanings) <= most_lines
         most = meanings if explains else max(self._most_columns(meanings=False), 1)
         per_line = -(-number // -(-number // most))
@@ -107,18 +101,16 @@ class WasteBar(Widget):
         return [width + max(spare, 0) for width in widths], explains
 
     def _most_columns(self, *, meanings: bool) -> int:
-        """Return the largest number of entries that fit beside each other; 0 if not even one does."""
         numbers = range(len(self._listed), 0, -1)
         fitting = (number for number in numbers if sum(self._widths(number, meanings=meanings)) <= self.size.width)
         return next(fitting, 0)
 
     def _widths(self, number: int, *, meanings: bool) -> list[int]:
-        """Return the least widths in characters of `number` columns, with the gaps between columns."""
         widths = []
         for column in range(number):
             longest = max((len(STATE_MEANINGS[state]) for state in self._listed[column::number]), default=0)
-            widths.append(_FIGURES_WIDTH + self._name_width(column, number) + longest * meanings + _GAP)
-        return [*widths[:-1], widths[-1] - _GAP]
+            widths.append(_FIGURES_WIDTH + self._name_width(column, number) + longest * meanings + _GAP_WIDTH)
+        return [*widths[:-1], widths[-1] - _GAP_WIDTH]
 
     def _name_width(self, column: int, number: int) -> int:
         return max((len(STATE_NAMES[state]) for state in self._listed[column::number]), default=0)
@@ -163,7 +155,7 @@ def layer_bar(session: Session, width: int, symbols: Symbols) -> Strip:
 
 def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip:
     pieces = []
-    for begin, end in zip(*_spans(layers), strict=True):
+    for begin, end in zip(*_runs_of_equal(layers), strict=True):
         state, piece = STACK[layers[begin]], bar.crop(begin, end)
         text, color = f" {STATE_NAMES[state]} ", palette.states[state]
         # The last character of a part may show the next part, too, so the name must be shorter than the part.
@@ -174,7 +166,7 @@ def _named(bar: Strip, layers: npt.NDArray[np.int64], palette: Palette) -> Strip
     return Strip.join(pieces)
 
 
-def _spans(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
+def _runs_of_equal(values: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
     """Return the begin and the (exclusive) end index of each run of equal values."""
     ends = np.append(np.flatnonzero(values[1:] != values[:-1]) + 1, len(values)).tolist()
     return [0, *ends[:-1]], ends
