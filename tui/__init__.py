@@ -76,7 +76,7 @@ def open_fleet(folders: Sequence[Path], report: Callable[[int, int], None] | Non
 
 
 def run(
-    shown: Recording | Sequence[Recording] | Lesson | FleetServers | Callable[[OpeningProgress], Shown],
+    shown: Shown | Callable[[OpeningProgress], Shown],
     *,
     at_s: float | None = None,
     ascii: bool = False,  # noqa: A002 - the flag's name
@@ -89,7 +89,8 @@ def run(
     Args:
         shown: a recording, simulated or captured; several recordings, to compare on one clock; a fleet; a lesson; or
             a function that returns one of these. The function runs in a thread while the terminal shows its progress.
-        at_s: seconds from the first event at which to begin; None begins shortly before the most interesting moment.
+        at_s: seconds from the first event at which to begin. By default, a single recording begins shortly before its
+            most interesting moment, a fleet at its busiest moment, and compared runs and lessons at the first frame.
         ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
         calm: draw one frame a second, for slow links.
         runs: simulates the requests of `shown` under every policy; called when the user asks for a comparison.
@@ -166,7 +167,7 @@ def watch_metrics(
 
 
 def screenshot(
-    shown: Recording | Sequence[Recording] | Lesson | FleetServers,
+    shown: Shown,
     file: str | os.PathLike[str],
     *,
     at_s: float | None = None,
@@ -190,7 +191,7 @@ def screenshot(
     Raises:
         RecordingError: a recording has no steps.
         LessonError: the lesson cannot be played.
-        UsageError: the file cannot be written, or is a PNG and there is no converter.
+        UsageError: the file cannot be written, or is a PNG and there is no converter or the converter fails.
     """
     from .app import KvsimApp  # noqa: PLC0415
     from .export.picture_file import NO_CONVERTER, png_of, save  # noqa: PLC0415
@@ -209,9 +210,7 @@ def screenshot(
         raise UsageError(NO_CONVERTER)
 
 
-def _opened(
-    shown: Recording | Sequence[Recording] | Lesson | FleetServers, at_s: float | None, *, live: bool = False
-) -> Session | ComparedRuns | FleetServers | Guided:
+def _opened(shown: Shown, at_s: float | None, *, live: bool = False) -> Session | ComparedRuns | FleetServers | Guided:
     """Open `shown` at `at_s` seconds.
 
     If `at_s` is None, choose a moment worth seeing: the moment itself or, with `live`, shortly before.
@@ -237,7 +236,7 @@ def _opened(
 
     if not isinstance(shown, Lesson):
         comparison = ComparedRuns(shown, at_s=at_s)
-        # During playback the runs drift apart by themselves. A still shows them when the fastest run is half done.
+        # During playback the runs drift apart by themselves. A still shows them when the slowest run is half done.
         comparison.player.playing = live and at_s is None
         if not live and at_s is None:
             comparison.player.go_to_time(comparison.lanes[-1].session.player.duration_s / 2)

@@ -56,7 +56,7 @@ In a run that others recorded, end-to-end times were off by -1 % with the data s
 """
 _SIZES = (*sorted({captured_size(m) for m in range(1, 513)}), 640, 768, 1024, 1536, 2048, 4096, 8192, 16384)
 _STREAMED_BYTES = 1 << 29
-"""Bytes of weights from which on no GPU's cache keeps them until they are read again."""
+"""Size in bytes of weights that exceed every GPU's cache, so that each read comes from memory."""
 _CONTEXTS = (128, 16384)
 """Smallest and largest context, in tokens, of the rows that are used, as in `kvsim measure`."""
 _MOST_DECODES = 512
@@ -163,13 +163,12 @@ def has_tables(gpu: Gpu) -> bool:
 
 
 def is_better_by_tables(gpu: Gpu, base: Card) -> bool:
-    """Tell whether kernel tables predict better than `base`, the best card without tables, even if they are not
-    installed.
+    """Tell whether kernel tables predict better than `base`, the best card without tables.
 
-    A card that was measured with the same number of GPUs is better: on one H100 or H200, the median error of end-to-end
-    times is 3.6 % by cards and 5.1 % by tables, in 75 recordings of dense models. Cards with guessed all-reduces are
-    worse than tables (CodeLlama-34B on two H100s: +13 %, and +4 % by tables). Data sheets are worse, too, except for
-    the RTX PRO 6000.
+    The tables need not be installed. A card that was measured with the same number of GPUs is better: on one H100 or
+    H200, the median error of end-to-end times is 3.6 % by cards and 5.1 % by tables, in 75 recordings of dense models.
+    Cards with guessed all-reduces are worse than tables (CodeLlama-34B on two H100s: +13 %, and +4 % by tables). Data
+    sheets are worse, too, except for the RTX PRO 6000.
     """
     return not base.measured and gpu.name in _SYSTEMS and gpu.name not in _WORSE
 

@@ -48,7 +48,7 @@ _TILE_KEYS = np.array([32, 64, 128, 128, 128])
 """Number of keys in a tile of attention, by kernel (`_TINY` to `_PREFILL`)."""
 _NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
-"""Largest power of two that divides a length for which there is a separate kernel."""
+"""Largest alignment with a kernel of its own. The alignment of a length is the largest power of two that divides it."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
 """Number of different alignments. Alignment 0 means that there is no mask."""
 _PLANNED = ("Hopper GH100", "Blackwell GB100")

@@ -122,9 +122,16 @@ class Roofline:
     mixed_share: float = 0.0
     """Additional reading time in a step with prompt tokens, relative to a step without."""
     piecewise_floor_s: float = 0.0
-    """Smallest GPU time of a captured step with prompt tokens: a worker process launches it piece by piece."""
+    """Least GPU time of a captured step with prompt tokens, because a worker process launches it piece by piece.
+
+    It is 0 without worker processes.
+    """
     eager_floor_s: float = 0.0
-    """Smallest GPU time of a step that is too large for a captured graph: its kernels are launched one by one."""
+    """Least GPU time of a step that is too large for a captured graph, because a worker launches its kernels one by
+    one.
+
+    It is 0 without worker processes.
+    """
     handed_over_s: float = 0.0
     """Time on the link per step, to receive activations from the previous pipeline stage; 0 for the first stage."""
     handed_over_token_s: float = 0.0
@@ -227,8 +234,9 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
 
 
 def encoder_times(times: Roofline, shape: StepShape) -> tuple[float, float, float]:
-    """Return three times in seconds of the image encoder: the host's before the first kernel, its launch, and the
-    GPU's.
+    """Return three times of the image encoder, in seconds.
+
+    They are the host's time before the first kernel, the host's time to launch all kernels, and the GPU's time.
     """
     inputs_s = times.encoder_image_s * shape.num_images + times.encoder_image_token_s * shape.image_tokens
     launch_s = times.encoder_step_s * (shape.num_images > 0)

@@ -28,7 +28,7 @@ class StepShape(NamedTuple):
     context_tokens: int
     """Number of KV slots that the step reads, summed over sequences."""
     attention_pairs: int
-    """Number of pairs of a query and a key that it reads, summed over prefilling sequences."""
+    """Number of pairs of a query and a key that the query reads, summed over prefilling sequences."""
     new_shape: float = 0.0
     """Time to choose or compile kernels for a new batch size and length, relative to a decode step; 0 if not new."""
     new_kernels: float = 0.0

@@ -32,8 +32,8 @@ def captured_size(num_tokens: int) -> int:
 def size_place(num_tokens: int) -> float:
     """Return the index into a full table for a step of `num_tokens`.
 
-    Up to 512 tokens, it belongs to the captured size to which the step is padded. Above, it is a fraction between two
-    indices.
+    A step of up to 512 tokens has the index of the captured size to which it is padded. A larger one has a fraction
+    between two indices.
     """
     few = num_tokens <= _FEW
     beyond_few = (smaller(num_tokens, _MANY) - _FEW) / _STEP

@@ -83,7 +83,7 @@ class Work:
 
     num_layers: float
     products: Mapping[Weights, float]
-    """Number of layers that multiply with each matrix, without experts and the output projection."""
+    """Number of layers that multiply with a matrix of each shape, without experts and the output projection."""
     weight_bits: float
     """Bits of one weight in the matrices of `products`."""
     output: Weights | None

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
 
 from .svg import svg_of_lines
@@ -36,16 +37,23 @@ async def drawn(pilot: Pilot[None]) -> None:
 
 def svg_of(screen: Screen[Any], symbols: Symbols) -> str:
     """Return `screen` as SVG, with the background colour of `symbols`."""
+    # Textual has no public method that returns the lines of a screen.
     return svg_of_lines(screen._compositor.render_strips(), symbols.palette.void)
 
 
 def png_of(svg: str) -> bytes | None:
-    """Return `svg` as PNG; None if no converter is installed, or if the converter fails."""
+    """Return `svg` as PNG; None if no converter is installed.
+
+    Raises:
+        UsageError: the converter fails.
+    """
     converter = shutil.which("rsvg-convert")
     if converter is None:
         return None
     done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=False)
-    return done.stdout if done.returncode == 0 else None
+    if done.returncode != 0:
+        raise UsageError(f"{converter} failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout
 
 
 def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "") -> Path:

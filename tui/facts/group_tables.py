@@ -82,7 +82,10 @@ def _num_missing_before_last(positions: npt.NDArray[np.integer]) -> int:
 def _states_of_parts(
     positions: npt.NDArray[np.integer], block_size: int, tokens: int, num_parts: int
 ) -> tuple[int, ...]:
-    """Return the states of `num_parts` equal parts of a sequence whose blocks at `positions` are held."""
+    """Return `RELEASED`, `HELD` or `AHEAD` for each of `num_parts` equal parts of a sequence of `tokens` tokens.
+
+    Its blocks at `positions` are held.
+    """
     edges = np.linspace(0, max(tokens, 1), num_parts + 1)
     begins = positions.astype(np.int64) * block_size
     # A block overlaps the parts `low` to `high - 1`; a block beyond the tokens counts for the last part.

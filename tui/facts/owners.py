@@ -60,18 +60,18 @@ class OwnerGroup:
     owners: tuple[Owner, ...]
     """Requests of the group, the one with the most tokens first."""
     num_shared: int
-    """Number of units with several holders. A unit counts once."""
+    """Number of units with several holders, each counted once."""
     shared: Slots
     """Slots in each state, in the units with several holders."""
 
     @property
     def size(self) -> int:
-        """Number of slots of the group. A unit counts once."""
+        """Number of slots of the group. A unit counts once, even with several holders."""
         return int(self.shared.sum() + sum(owner.slots.sum() for owner in self.owners))
 
     @property
     def num_tokens(self) -> int:
-        """Number of written tokens of the group. A unit counts once."""
+        """Number of written tokens of the group. A unit counts once, even with several holders."""
         return int(self.shared[SlotState.TOKEN]) + sum(owner.own_tokens for owner in self.owners)
 
 

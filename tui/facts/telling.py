@@ -94,7 +94,7 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Words about how much longer a run takes than the fastest one. Empty if unknown, or for the fastest run."""
+    """Words about how much longer a run takes than the fastest one. A field is empty if unknown."""
 
     duration: str = ""
     factor: str = ""

@@ -83,7 +83,7 @@ class RadixTree:
 
     @property
     def num_locked(self) -> int:
-        """Number of units that requests hold, and that cannot be evicted therefore."""
+        """Number of units that requests hold, which prevents their eviction."""
         return sum(node.num_units for node in self.nodes if node.num_holders)
 
 

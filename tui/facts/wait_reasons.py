@@ -43,7 +43,7 @@ def wait_reason(session: Session) -> tuple[str, ...]:
 
 
 def full_step(limits: Limits, steps: Steps, step: int) -> tuple[str, ...]:
-    """Return the reason if requests wait because the batch or the tokens of `step` are full; otherwise empty."""
+    """Return the reason if requests wait because `step` has no place or no token left in its batch; otherwise empty."""
     now = slice(step, step + 1)
     tokens = steps.prefill_tokens[now] + steps.decode_tokens[now]
     _, by_batch, by_tokens = limits.split(steps.waiting[now], steps.running[now], tokens)
@@ -122,7 +122,10 @@ def _num_tokens_left_to_answer(session: Session, request: int, most: int) -> int
 
 
 def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
-    """Return two texts, with and without `name`: the number of units that a request needs, and `free`."""
+    """Return two texts on the number of units that a request needs, with and without its `name`.
+
+    `free` are words on how many are free.
+    """
     return f"{name} needs {plural(need, unit)}, {free}", f"needs {plural(need, unit)}, {free}"
 
 

@@ -143,7 +143,10 @@ def holders(session: Session, width: int, symbols: Symbols, height: int) -> Line
 
 
 def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the throughput of every rung as a bar, with its gain and, if `height` has room, its cost and a gap."""
+    """Draw the throughput of each server of a ladder as a bar. Each one has one improvement more than the one before.
+
+    A bar has its gain and, if `height` has room, its cost and a gap.
+    """
     pen, most = Pen(symbols), max(rung.tokens_per_s for rung in climbed)
     room, per_rung = max(width - _RUNG - 26, 8), height // len(climbed)
     lines: Lines = []

@@ -1,6 +1,6 @@
 """Charts of a running server that reach back beyond the steps of the current session.
 
-A live screen opens one session over the last steps after the other. `Past` joins the charts of these sessions.
+A live screen opens many sessions, each over the last steps at its time. `Past` joins their charts.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Charts:
     """Number of requests in the batch whose answers are incomplete."""
     waiting: IntArray
     events: Events
-    """Events, with row numbers as frames."""
+    """Events. Their `frame` is a row of these charts."""
 
     def __len__(self) -> int:
         return len(self.times_s)
@@ -54,7 +54,7 @@ class Charts:
     def followed_by(self, later: Charts) -> Charts:
         """Return these rows, then those of `later`.
 
-        The events of these rows lose their request numbers, which mean others there.
+        The events of these rows lose their request rows, which mean other requests in `later`.
         """
         return Charts(
             times_s=np.concatenate((self.times_s, later.times_s)),

@@ -116,7 +116,10 @@ class FleetServer:
         return _values_at(self.waiting, times_s).astype(np.int64)
 
     def queue(self, time_s: float) -> IntArray:
-        """Return the rows of the requests that have arrived and were never scheduled, in order of arrival."""
+        """Return the rows of the requests that have arrived by `time_s` and are not scheduled yet, in order of arrival.
+
+        Preempted requests are not among them, because they were scheduled once.
+        """
         requests = self.requests
         # Times are NaN for what never happens, and comparisons with NaN are false: "not yet" is ~(time <= now).
         rows = np.flatnonzero(

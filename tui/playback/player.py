@@ -46,7 +46,10 @@ class Player:
         self.stops_at_notable = False
         """True if playback pauses at notable frames."""
         self.gap_begins_s, self.gap_ends_s = np.empty(0), np.empty(0)
-        """Times at which gaps begin and end, in seconds, ascending. In a gap, a frame shows what an output has left."""
+        """Times in seconds at which gaps begin and end, ascending.
+
+        A gap lies between an output and the next step, with no step in flight. It shows the memory after the output.
+        """
         self.begin_s, self.duration_s = float(times_s[0]), float(times_s[-1])
         self.playing = False
         self.frame = 0

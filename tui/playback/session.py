@@ -331,7 +331,7 @@ class Session:
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))
 
     def show(self) -> None:
-        """Move the replay to the player's frame or, in a gap, to what the frame's output has left."""
+        """Move the replay to the player's frame. In a gap, the replay moves to the state after the frame's output."""
         self.replay.seek(self.player.frame, after_output=self.player.gap is not None)
 
     def now(self, name: str) -> int:

@@ -24,21 +24,26 @@ if TYPE_CHECKING:
     from .array_types import KeyArray, PaintArray
 
 HALF: Final = 0
-"""Shape: the first paint in the upper half, the second in the lower half."""
+"""Shape of a character: the first paint in the upper half, the second in the lower half."""
 UP: Final = 0
-"""Shapes `UP + n`, n from 1 to 8: the first paint fills n eighths from below, the second the rest above."""
+"""Shapes `UP + n` of a character, n from 1 to 8: the first paint fills n eighths from below, the second the rest."""
 RIGHT: Final = 8
-"""Shapes `RIGHT + n`, n from 1 to 8: the first paint fills n eighths from the left, the second the rest."""
+"""Shapes `RIGHT + n` of a character, n from 1 to 8: the first paint fills n eighths from the left, the second the
+rest.
+"""
 GLYPH: Final = 17
-"""Shape: the first paint in the lower seven eighths of the character. Without colours, the paint's glyph."""
+"""Shape of a character: the first paint in the lower seven eighths. Without colours, the paint's glyph."""
 HAIR: Final = 18
-"""Shape: the first paint, with a gap of one eighth at the right, in the background's colour."""
+"""Shape of a character: the first paint, with a gap of one eighth at the right, in the background's colour."""
 LEDGE: Final = 19
-"""Shape: the first paint in the upper half; the lower half is the gap between two rows of cells."""
+"""Shape of a character: the first paint in the upper half; the lower half is the gap between two rows of cells."""
 DIGIT: Final = 20
-"""Shapes `DIGIT + n`, n from 0 to 8: the digit n, for terminals without colours. n is the number of written eighths."""
+"""Shapes `DIGIT + n` of a character, n from 0 to 8: the digit n, for terminals without colours.
+
+n is the number of written eighths.
+"""
 CORNER: Final = 29
-"""Shape: the first paint in the upper left quarter, nothing elsewhere.
+"""Shape of a character: the first paint in the upper left quarter, nothing elsewhere.
 
 It is the last character of a unit above a gap.
 """

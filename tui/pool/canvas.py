@@ -339,7 +339,7 @@ class Canvas:
         return self.followed if len(self._replay.block_table(self.followed)[1]) else None
 
     def _lit(self, cells: IndexArray) -> MaskArray:
-        """Mark the cells with units of the lit request, or all cells if no request is lit."""
+        """Mark the cells with units of `lit_request`, or all cells if that is None."""
         lit: MaskArray = np.ones(len(cells), np.bool_)
         request = self.lit_request
         if request is not None:

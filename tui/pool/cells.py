@@ -1,4 +1,7 @@
-"""The two paints of each cell of several units, updated from frame to frame."""
+"""The two colours of each cell that shows several units, updated from frame to frame.
+
+Colours are numbers, called paints (`paint.py`).
+"""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def best_level(tilings: list[Tiling], height: int) -> int:
 def _levels_of_lines(
     num_units: int, width: int, height: int, stride: int, *, half_blocks: bool, names: int
 ) -> list[Tiling]:
-    """Return the levels of a pool of lines, which are drawn one below the other.
+    """Return the levels of detail of a pool that is divided into equal lines, drawn one below the other.
 
     The first level shows all lines. Each further level has up to twice as many rows and columns of cells, so its
     picture may be larger than the view.

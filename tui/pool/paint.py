@@ -97,7 +97,10 @@ MATTERS: Final = 16
 
 
 def importance() -> list[int]:
-    """Return the weight of each paint. The second paint of a cell has the largest number of units times weight."""
+    """Return the weight of each paint, in the order of their numbers.
+
+    The second paint of a cell is the one with the largest product of its weight and its number of units.
+    """
     weights = [4] * NUM_PAINTS
     for paint in WRITTEN.tolist():
         weights[paint] = MATTERS  # written slots weigh more than reserved ones

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LEAST_FULL_MARK = 4
 """Number of events that fill the mark of a column, or the largest number of events in a column if that is larger."""
 _MOST_SQUARES = 12
-"""Largest number of columns with events for which squares mark these columns."""
+"""Events are marked by squares if at most this many columns of the axis have events."""
 _MOST_KINDS = 2
 _LEAST_ROWS = 8
 """Least height of the charts, in lines, with room for a line of events above the axis."""
@@ -179,7 +179,7 @@ class TimelineChart(Scrubber):
         return int(counts.running[place]), int(counts.waiting[place])
 
     def _labelled_lines(self) -> set[int]:
-        """Return the lines with a value at the left, which changes with every frame."""
+        """Return the indices of the lines with a value at the left. These values change with every frame."""
         height = self.size.height
         below = range(height - len(self._names_from_below(height)), height)
         return {line for line in (0, *below) if line >= 0}
