@@ -113,10 +113,11 @@ def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Prod
 
 
 def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:
-    """Scale the time of one measured attention launch: the arithmetic of its prompt, and the reading of the cache.
+    """Scale one measured attention launch to the new GPU.
 
-    The start of kernels is not scaled. `memory` and `arithmetic` are times on the new GPU divided by times on the H200.
-    If the launch has decodes and a prompt, reading takes `mixed` times as long. `rows` are all launches of the card.
+    The times on the new GPU, divided by those on the H200, are `memory` for reading the cache and `arithmetic` for the
+    arithmetic of the prompt. Reading is multiplied by `mixed`, too, in a launch with decodes and a prompt. The start of
+    kernels is not scaled. `rows` are all launches of the card.
     """
     same_heads = [item for item in rows if _heads(item) == _heads(row)]
     start_s = min(item.seconds for item in same_heads)

@@ -486,7 +486,7 @@ def _latent(tables: _GpuTables, work: Work, bytes_per_s: float) -> LatentAttenti
     """Fit the times of MLA without its matrix products; None without a table.
 
     The table has the whole attention module in DeepSeek-V3's shape, with powers of two as numbers of heads. The fitted
-    constant is not used: on an H200, it is 35 us longer than in engines, as if the GPU waited for launches.
+    time of a launch without tokens is not used: on an H200, it is 35 us longer than in engines.
     """
     reading = next((each for each in work.readings if each.is_latent and not each.is_sparse), None)
     if reading is None:

@@ -97,9 +97,9 @@ class FirstUses(NamedTuple):
     """Additional time in each step of a batch in which kernels are used for the first time."""
 
     shapes: FloatArray
-    """Time to choose or compile kernels, relative to a decode step of even length. 0 in a step without new kernels."""
+    """Time to choose or compile kernels, in multiples of `Roofline.new_shape_s`; 0 in a step without new kernels."""
     kernels: FloatArray
-    """Time to build or load kernels, relative to a decode step of even length. 0 in a step without new kernels."""
+    """Time to build or load kernels, in multiples of `Roofline.new_kernel_s`; 0 in a step without new kernels."""
 
 
 class KernelsSeen:

@@ -30,9 +30,12 @@ class StepShape(NamedTuple):
     attention_pairs: int
     """Number of pairs of a query and a key that the query reads, summed over prefilling sequences."""
     new_shape: float = 0.0
-    """Time to choose or compile kernels for a new batch size and length, relative to a decode step; 0 if not new."""
+    """Time to choose or compile kernels for a new size and length of batch, in multiples of `Roofline.new_shape_s`.
+
+    It is 0 if they are not new.
+    """
     new_kernels: float = 0.0
-    """Time to build or load kernels for this step, relative to a usual decode step; 0 if none is new."""
+    """Time to build or load kernels for this step, in multiples of `Roofline.new_kernel_s`; 0 if none is new."""
     shared_tokens: int = 0
     """Number of repeated reads of shared KV slots: all reads of a slot except for its first."""
     num_new_seqs: int = 0

@@ -182,7 +182,8 @@ def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
 
 
 def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
-    """Return, as label and value, the slots after a request's known tokens: slots under way, and lookahead slots.
+    """Return, as label and value, the slots after a request's known tokens: written by the step in flight, and
+    unwritten.
 
     Empty without speculative decoding.
     """

@@ -44,7 +44,7 @@ class Drawing(Enum):
     TABLE = "table"
     """Block table of the followed request."""
     LADDER = "ladder"
-    """Throughput of each rung of the ladder, and what the rung costs."""
+    """Throughput of each server of the ladder, and what its improvement costs."""
     MEMORY = "memory"
     """Throughput of three rungs with the lesson's memory and with memory for all requests, and how the memory was used.
     """

@@ -66,7 +66,10 @@ class Tiling:
     row's first unit, the holders are on the units.
     """
     label: int = 0
-    """Length of the names on units, 0 without names. The drawn written part of a unit is at least as wide."""
+    """Length of the names on units, 0 without names.
+
+    A unit's written part is drawn at least this wide, so that the name fits.
+    """
 
     @property
     def span(self) -> int:

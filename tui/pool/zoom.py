@@ -85,9 +85,10 @@ class Zoom:
     def title(self, unit_tokens: int, meaning: str, symbols: Symbols, width: int, *, scattered: bool = False) -> str:
         """Return a title: the pool, the size of a cell, and the `meaning` of colour.
 
-        The title of a `scattered` pool also states the order of the units, if there is room. If several pools are
-        shown, the title is the pool's heading, and the size of a cell if the longest heading leaves room for it in
-        `width` characters.
+        With `scattered`, the title also states the order of the units, if that fits into `width` characters.
+
+        If several pools are shown, the title is the pool's heading. It has the size of a cell if that would fit behind
+        the longest heading of these pools.
         """
         cell = self.cell_words(unit_tokens, symbols)
         if self._heading is None:
