@@ -72,7 +72,7 @@ def abridged(text: str, length: int) -> str:
 
 
 def message(text: str) -> str:
-    """Escape an error message, shorten the long values in it, and then the whole."""
+    """Escape an error message and shorten it: first its long values, then the whole text."""
     text = _LONG_VALUE.sub(lambda value: abridged(value[0], _VALUE_LETTERS), printable(text))
     return abridged(text, _MESSAGE_LETTERS)
 

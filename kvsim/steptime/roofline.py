@@ -13,7 +13,9 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 _LEAST_S = 1e-30
 """Smallest divisor in seconds, to avoid a division by 0."""
 COOL = 1.5
-"""Arithmetic and cache reads of a step lower the clock only beyond this multiple of the time of weight reads."""
+"""Steps lower the clock only if arithmetic and cache reads take longer than this multiple of the time of weight
+reads.
+"""
 HEATED = 2.5
 """Slope with which a step heats the GPU: `min(heat, HEATED * (heat - COOL * reads))` is the time that is slowed down.
 

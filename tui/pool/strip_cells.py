@@ -53,7 +53,7 @@ class DraftSlots(NamedTuple):
     rewritten_from: int
     """Index of the first slot with a rejected draft among the request's slots, from 0."""
     taken_back: int
-    """Number of slots with rejected drafts. The step writes those again that its tokens reach."""
+    """Number of slots with rejected drafts, which the steps under way write again as far as their tokens reach."""
 
 
 def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 _LEAST_WHOLE_MEAN = 4
-"""A mean number of units per cell below this has one decimal."""
+"""A mean number of units per cell has one decimal if it is below this."""
 
 
 class Zoom:
