@@ -514,7 +514,7 @@ async def test_the_queue_is_reached_by_keyboard(make_app: Callable[..., KvsimApp
         await pilot.press("tab", "tab")
         queue = app.query_one(Queue)
         assert app.focused is queue
-        waiting, running = queue._everybody()
+        waiting, running = queue._waiting_and_running()
         await pilot.press("enter")
         assert app.playback.session.followed == running[0]
         await pilot.press(*["down"] * 12, "enter")

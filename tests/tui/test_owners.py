@@ -16,7 +16,7 @@ from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.free_queue import next_units
 from kvsim_tui.pool.paint import FOLLOWED, FOLLOWED_SHARED, NEXT, PARTLY
 from kvsim_tui.widgets.below_pool import BelowPool
-from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips, _OwnerLine, _unbroken
+from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips, _OwnerLine, _without_split_groups
 from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
@@ -147,9 +147,9 @@ def test_no_group_is_parted_that_fits_a_column() -> None:
     alone = _OwnerLine("a", "1", none)
     pair = OwnerGroup(owners=(), num_shared=1, shared=none)
     group = [_OwnerLine("2 share", "1", none, edge="╭", group=pair), *[_OwnerLine("b", "1", none, edge="│")] * 3]
-    lines = _unbroken([alone] * 3 + group + [alone], 5)
+    lines = _without_split_groups([alone] * 3 + group + [alone], 5)
     assert [line.name for line in lines] == ["a"] * 3 + [""] * 2 + ["2 share", "b", "b", "b", "a"]
-    assert _unbroken(group, 3) == group, "it does not fit"
+    assert _without_split_groups(group, 3) == group, "it does not fit"
 
 
 async def test_many_requests_are_shown_by_owner_first_and_v_changes_it(

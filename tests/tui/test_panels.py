@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.models import find_model
@@ -193,6 +194,15 @@ async def test_capital_s_saves_a_png_where_that_is_possible(
     else:
         assert (tmp_path / "tiny-step0.svg").read_text().startswith("<svg")
         assert "PNG needs rsvg-convert: install librsvg2-bin" in said
+
+
+def test_a_converter_that_fails_is_not_reported_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "convert"
+    script.write_text("#!/bin/sh\ncat >/dev/null\necho 'no memory left' >&2\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(picture_file.shutil, "which", lambda _: str(script))
+    with pytest.raises(UsageError, match="convert failed: no memory left"):
+        picture_file.png_of("<svg/>")
 
 
 @pytest.mark.skipif(shutil.which("rsvg-convert") is None, reason="needs rsvg-convert")
