@@ -187,7 +187,7 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         raise UsageError(f"{PACKAGE} has no tables of {gpu.name}; it has those of {', '.join(_SYSTEMS)}.")
     work = work_of(model)
     rate = base.read_bytes_per_s if base.measured else _streaming_rate(tables) or base.read_bytes_per_s
-    products = _all_products(tables, work, model, rate)
+    products = _all_products(tables, work, rate)
     sums = _sums(tables, model.tensor_parallel_size)
     is_fp8 = any(reading.is_fp8 for reading in work.readings)
     of_fp8 = _attention(tables, base, work, gpu, rate, is_fp8=True) if is_fp8 else ()
@@ -223,14 +223,14 @@ def _streaming_rate(tables: _GpuTables) -> float:
     return float(np.median(num_bytes[large] / rows["latency"][large])) * 1e3
 
 
-def _all_products(tables: _GpuTables, work: Work, model: Model, bytes_per_s: float) -> dict[str, Products]:
+def _all_products(tables: _GpuTables, work: Work, bytes_per_s: float) -> dict[str, Products]:
     """Return the times of the matrix products of `work`, by type of the weights. Types without a table are left out.
 
     For fp8, the rows with one scale per tensor are used. In rows with one scale per block, the GPU waited for launches
     (57 us on an H200 for matrices that take 5 us). `bytes_per_s` is the rate at which weights are read.
     """
     item_bytes = {"bfloat16": 2.0, "fp8": 1.0}
-    if model.quantization is not None and model.quantization.method == "nvfp4":
+    if work.product_type == "nvfp4":
         item_bytes["nvfp4"] = work.weight_bits / 8
     wanted = [*work.products, *([work.output] if work.output else [])]
     by_type = {dtype: _products(tables, dtype, wanted, bytes_per_s / size) for dtype, size in item_bytes.items()}
@@ -446,7 +446,7 @@ def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Pr
     reading = next((each for each in work.readings if each.is_sparse), None)
     if reading is None:
         return None
-    is_fp8 = 8 <= work.weight_bits < 16
+    is_fp8 = work.product_type == "fp8"
     wanted = {
         "architecture": model.architecture,
         "num_heads": reading.num_heads,

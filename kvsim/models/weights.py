@@ -21,6 +21,24 @@ class Quantization:
     kv_cache_dtype: str = "auto"
     """Cache type that the checkpoint asks for. It applies if `--kv-cache-dtype` is `auto`."""
 
+    @property
+    def product_type(self) -> str:
+        """Type in which linear layers multiply: "fp8", "nvfp4", or "bfloat16" for all weights that are converted first.
+
+        Products in int8 count as "fp8", because GPUs that have both compute them at the same rate.
+        """
+        if not self.linear_bits:
+            return "bfloat16"
+        if self.method in ("fp8", "int8") or (self._is_compressed_tensors and self.linear_bits in (8, _FP8)):
+            return "fp8"
+        if self.method == "nvfp4" or (self._is_compressed_tensors and self.linear_bits == _NVFP4):
+            return "nvfp4"
+        return "bfloat16"
+
+    @property
+    def _is_compressed_tensors(self) -> bool:
+        return self.method == "compressed-tensors"
+
 
 _FP8 = 8 + 32 / 128**2
 """Bits per weight in fp8 with a float32 scale for each block of 128 x 128 weights."""

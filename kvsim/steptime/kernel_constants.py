@@ -65,7 +65,7 @@ EXPERT_READ_SHARE = 0.95
 EXPERT_ARITHMETIC_SHARE = 0.7
 """FLOP/s of experts, relative to other matrix products; see `EXPERT_S` for the source."""
 FOUR_BIT_SHARE = 0.75
-"""Rate in bytes per second at which 4-bit weights are read, relative to weights that are not quantized.
+"""Rate in bytes per second at which weights that are multiplied in bf16 are read with fewer bits, relative to bf16.
 
 Not measured.
 """

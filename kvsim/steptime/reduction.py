@@ -284,7 +284,7 @@ def on_machine(
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]]:
     """Return `Roofline.of_size_s`, the seconds per token in large steps, and the coefficients for reading weights."""
-    products = [(count, _product_curve(card, work.weight_bits, weights)) for weights, count in work.products.items()]
+    products = [(count, _product_curve(card, work, weights)) for weights, count in work.products.items()]
     experts = _experts_curve(card, work)
 
     def layers_s(m: int) -> float:
@@ -330,21 +330,22 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
     return products_s + small_s + elements_s + recurrent_s + reduced_s
 
 
-def _product_curve(card: Card, bits: float, weights: Weights) -> Callable[[int], float]:
-    """Return a function that maps a number of tokens to the seconds of a product with weights of `bits` bits.
+def _product_curve(card: Card, work: Work, weights: Weights) -> Callable[[int], float]:
+    """Return a function that maps a number of tokens to the seconds of a product with one matrix of `work`.
 
-    In fp8 and nvfp4, products take the measured times if the card has them. Other weights with fewer than 16 bits are
-    read in less time, and are multiplied in bf16.
+    In fp8 and nvfp4, products take the measured times if the card has them. Weights of 8 or more bits that are computed
+    in fp8 take the times of bf16 if it has none. All other weights with fewer than 16 bits are read in less time, and
+    are multiplied in bf16.
     """
     plain = product_curve(card.products["bfloat16"], weights.n, weights.k)
-    if bits >= 16:
+    if work.weight_bits >= 16:
         return plain
-    if bits >= 8:
-        return product_curve(card.products["fp8"], weights.n, weights.k) if "fp8" in card.products else plain
-    if "nvfp4" in card.products:
-        return product_curve(card.products["nvfp4"], weights.n, weights.k)
+    if work.product_type != "bfloat16" and work.product_type in card.products:
+        return product_curve(card.products[work.product_type], weights.n, weights.k)
+    if work.product_type == "fp8":
+        return plain
     one_s = plain(1)  # the time of reading the weights in 16 bits
-    streamed_s = one_s * bits / 16 / FOUR_BIT_SHARE
+    streamed_s = one_s * work.weight_bits / 16 / FOUR_BIT_SHARE
     return lambda m: max(streamed_s, plain(m) - one_s + streamed_s)
 
 

@@ -86,6 +86,8 @@ class Work:
     """Number of layers that multiply with a matrix of each shape, without experts and the output projection."""
     weight_bits: float
     """Bits of one weight in the matrices of `products`."""
+    product_type: str
+    """Type in which `products` are computed; see `Quantization.product_type`."""
     output: Weights | None
     """Output projection; None if another pipeline stage has it."""
     expert_weights: int
@@ -145,6 +147,7 @@ def work_of(model: Model) -> Work:
         num_layers=model.num_layers,
         products=dict(products),
         weight_bits=(quantization.linear_bits if quantization else 0) or bits,
+        product_type=quantization.product_type if quantization else "bfloat16",
         output=Weights(model.vocab_size // size, hidden),
         expert_weights=model.num_expert_parameters
         // max(expert_layers * model.num_experts, 1)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, in_batches_of
 from kvsim.models import find_model, find_quantization
+from kvsim.models.weights import Quantization
 from kvsim.steptime import Roofline, StepShape, reduce
+from kvsim.steptime.curves import product_curve
 from kvsim.steptime.host_constants import DIVIDED_EXPERT_LAUNCHES, EAGER_LAUNCHES, MXFP4_EXPERT_LAUNCHES, WOKEN
-from kvsim.steptime.kernel_constants import FP8_QUERY_S
-from kvsim.steptime.reduction import never_asleep, on_machine
+from kvsim.steptime.kernel_constants import FOUR_BIT_SHARE, FP8_QUERY_S
+from kvsim.steptime.reduction import _product_curve, never_asleep, on_machine
 from kvsim.steptime.work import Weights, work_of
 
 H200 = find_gpu("H200")
@@ -51,6 +53,41 @@ def test_a_gated_delta_net_takes_its_own_launches_and_the_states_of_mamba_2_thei
     of_mamba = len(mamba.recurrent_layers) * EAGER_LAUNCHES["recurrent"]
     of_mamba += len(mamba.attention_layers) * EAGER_LAUNCHES["attention"]
     assert never_asleep(CARD, mamba).eager_launch_s == pytest.approx(of_mamba * CARD.launch_s)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "taken"),
+    [
+        (None, "bfloat16"),
+        (find_quantization("fp8"), "fp8"),
+        (find_quantization("int8"), "fp8"),
+        (find_quantization("nvfp4"), "nvfp4"),
+        (find_quantization("awq"), None),
+        (find_quantization("gptq"), None),
+        (Quantization(method="gptq", linear_bits=8 + 24 / 128, expert_bits=8 + 24 / 128), None),
+        (Quantization(method="compressed-tensors", linear_bits=4 + 20 / 128, expert_bits=4 + 20 / 128), None),
+        (Quantization(method="compressed-tensors", linear_bits=4.5, expert_bits=4.5), "nvfp4"),
+        (Quantization(method="compressed-tensors", linear_bits=8, expert_bits=8), "fp8"),
+    ],
+)
+def test_products_take_the_times_of_the_type_they_are_computed_in(
+    quantization: Quantization | None, taken: str | None
+) -> None:
+    """Integers of 4 bits, and of 8 bits in groups, are converted and multiplied in bf16, whatever else the card has."""
+    work, measured = work_of(replace(LLAMA, quantization=quantization)), CARD.products["bfloat16"]
+    speed = {"bfloat16": 1.0, "fp8": 0.5, "nvfp4": 0.25}
+    products = {
+        name: replace(measured, seconds=tuple(tuple(share * second for second in row) for row in measured.seconds))
+        for name, share in speed.items()
+    }
+    for weights in work.products:
+        curve = _product_curve(replace(CARD, products=products), work, weights)
+        plain = product_curve(measured, weights.n, weights.k)
+        if taken is not None:
+            assert curve(4096) == pytest.approx(speed[taken] * plain(4096))
+        else:
+            assert curve(1) == pytest.approx(plain(1) * work.weight_bits / 16 / FOUR_BIT_SHARE)
+            assert curve(4096) == pytest.approx(plain(4096), rel=0.1)
 
 
 def test_the_work_of_a_llama_is_its_four_matrices() -> None:
