@@ -18,7 +18,7 @@ _KEYS = (
     *("disable_eagle_block_drop", "disable_lookahead_block_hashes"),
 )
 _DROPS = ("use_eagle_block_drop", "use_eagle")
-"""Attributes, one of which each release has, that tell whether the last block of a prefix hit is computed again."""
+"""Two releases' names for the same attribute: whether the last block of a prefix hit is computed again."""
 
 
 def speculates(scheduler: Any) -> bool:

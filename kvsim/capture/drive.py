@@ -177,12 +177,10 @@ class DrivenEngine:
         return time.monotonic() - begin
 
     def _forget(self) -> None:
-        """Empty the prefix cache, and host memory if blocks are offloaded."""
         offloads = self._scheduler.connector is not None
         self._engine.reset_prefix_cache(**{"reset_connector": True} if offloads else {})
 
     def _send(self, workload: Workload, prompts: list[list[int]], row: int, due_s: float) -> None:
-        """Give the engine the request in `row`. `due_s` is its arrival time by the wall clock."""
         from vllm import SamplingParams  # noqa: PLC0415
 
         parameters = SamplingParams(

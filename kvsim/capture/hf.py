@@ -269,7 +269,6 @@ class _RecordedBatch:
 
 
 def _memory_held(*, cuda: bool) -> dict[str, Any]:
-    """Return the allocated and reserved bytes of PyTorch's allocator, and the bytes of each pool of captured graphs."""
     if not cuda:
         return {"allocated_bytes": 0, "reserved_bytes": 0, "private_segment_bytes": []}
     segments = torch.cuda.memory_snapshot()
@@ -283,7 +282,6 @@ def _memory_held(*, cuda: bool) -> dict[str, Any]:
 
 
 def _gpu_properties() -> dict[str, int]:
-    """Return those properties of the GPU that this PyTorch can read, by the driver's names."""
     known = torch.cuda.get_device_properties(torch.cuda.current_device())
     names = ("multi_processor_count", "total_memory", "L2_cache_size", "clock_rate", "memory_clock_rate")
     return {name: int(getattr(known, name)) for name in names if hasattr(known, name)}

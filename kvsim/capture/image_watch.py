@@ -48,10 +48,8 @@ class ImageWatch:
         self._numbers: dict[str, int] = {}
         """Number of each image in the recording, from 1, by the image's hash."""
         self._outputs: dict[str, int] = {}
-        """Number of encoder outputs of each image, by the image's hash."""
         self._cached: set[str] = set()
         self._held: set[tuple[str, str]] = set()
-        """Pairs of a request's name and the hash of an image that the request holds in the cache."""
         for name in _CHANGING:
             setattr(self._cache, name, self._watched(getattr(self._cache, name), changed))
 

@@ -44,7 +44,10 @@ def has_weights(folder: Path) -> bool:
 
 
 def model_folder(model: str, scratch: Path) -> Path:
-    """Return the folder `model`; if it is the name of a model that kvsim lists, write its configuration into `scratch`.
+    """Return the folder `model` if it has a `config.json`.
+
+    Otherwise write the configuration of the model that kvsim lists as `model`, and return its folder, which is in
+    `scratch`.
 
     Raises:
         UnknownNameError: there is no such folder and no such model.
@@ -74,7 +77,6 @@ def write_config(model: Model, folder: Path) -> Path:
 
 
 def _special_parts(model: Model) -> str:
-    """Return words for the parts of `model` that the written configuration cannot state; empty if there are none."""
     if model.num_experts:
         return f"{model.num_experts:,} experts"
     kinds = sorted({layer.kind for caches in model.layers for layer in caches} - {"full"})

@@ -59,7 +59,6 @@ class TableWatch:
         self._rows, self._all_rows = rows, all_rows
         managers = self._manager.coordinator.single_type_managers
         self._held: list[dict[str, int]] = [{} for _ in managers]
-        """Number of reported entries in each request's block table, by group and request."""
         self._places: list[dict[str, dict[int, int]]] = [{} for _ in managers]
         self._evicted: list[int] = []
         self._deferred: deque[tuple[int, ...]] = deque()
@@ -91,7 +90,6 @@ class TableWatch:
             self._report_entries("append", row, group, table, begin, len(table))
 
     def _report_entries(self, event: str, row: int, group: int, table: list[Any], begin: int, end: int) -> None:
-        """Report the entries [begin, end) of a block table, without leading null blocks."""
         while begin < end and table[begin].is_null:
             begin += 1
         if begin < end:
@@ -205,7 +203,6 @@ class TableWatch:
         self._watch_windows()
 
     def _watch_windows(self) -> None:
-        """Wrap the methods by which running requests free blocks, for example those that have left a window."""
         coordinator, pool = self._manager.coordinator, self._manager.block_pool
         removing: list[str] = []
 

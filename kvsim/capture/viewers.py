@@ -177,7 +177,6 @@ class ViewerServer:
             self._selector.register(self._listener, selectors.EVENT_READ)
 
     def _await(self, viewer: _Viewer) -> None:
-        """Wait for the viewer to close its connection and, if bytes are queued, until some can be sent."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if viewer.queued_bytes else 0)
         if self._selector.get_key(viewer.connection).events != events:
             self._selector.modify(viewer.connection, events, viewer)
@@ -222,7 +221,6 @@ class _Viewer:
         return True
 
     def send_all(self, timeout_s: float) -> None:
-        """Send as many queued bytes as the viewer accepts within `timeout_s` seconds."""
         self.connection.settimeout(timeout_s)
         with suppress(OSError):
             self.connection.sendall(b"".join(self._queue))

@@ -50,10 +50,6 @@ joined.
 
 
 class _RecordingHooks:
-    """Mixin for vLLM's two schedulers that reports to a `SchedulerRecorder` before and after the scheduler's
-    methods.
-    """
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.kvsim = SchedulerRecorder(self, vllm.__version__)

@@ -58,11 +58,12 @@ def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkloa
     raised.
     """
     records: list[dict[str, Any]] = []
+    failure = ""
     try:
         records.extend(record for _, record in engine.records(document))
     except EngineFailedError as error:
-        return AnsweredWorkload(name=name, document=document, records=records, failure=str(error))
-    return AnsweredWorkload(name=name, document=document, records=records)
+        failure = str(error)
+    return AnsweredWorkload(name=name, document=document, records=records, failure=failure)
 
 
 def compare(

@@ -1,6 +1,6 @@
 """Comparison of kvsim with the answer of an oracle, which is a real scheduler with a fake model.
 
-It is one engine of vLLM or SGLang, a prefill and a decode engine, or data-parallel ranks.
+An oracle is one engine of vLLM or SGLang, a prefill engine with a decode engine, or several data-parallel ranks.
 """
 
 from __future__ import annotations

@@ -29,7 +29,6 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
     "one": ((small, 16), (staged, 3), (realistic, 1)),
     "several": ((grouped, 17), (staged_groups, 3)),
 }
-"""Generators of workloads with one KV-cache group and with several, each with its weight in the random choice."""
 _MOST_EQUAL = 120
 """Largest number of equal workloads that are kept to test explanations: a variant must keep each of these equal."""
 _LONGEST = 150

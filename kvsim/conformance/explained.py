@@ -75,11 +75,12 @@ class Finding:
 
 
 def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> list[Finding]:
-    """Return the rules in which vLLM differs from the rules of a release.
+    """Return the rules in which vLLM differs from the rules of a release, at most `_MOST_FINDINGS`.
 
-    A variant is accepted if the first difference of some workloads comes later or disappears, no first difference comes
-    earlier, and all `equal` workloads stay equal. Each further variant is sought on top of the accepted ones.
-    Differences that no variant explains are grouped by the rule that decides the field.
+    A variant is one rule or setting with another value. It is accepted if the first difference of some workloads comes
+    later or disappears, no first difference comes earlier, and all `equal` workloads stay equal. Each further variant
+    is sought on top of the accepted ones. Differences that no variant explains are grouped by the rule that decides the
+    differing field.
     """
     search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
@@ -92,8 +93,6 @@ def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkl
 
 
 class _VariantSearch:
-    """Search for variants one by one. It keeps the accepted variants, and the workloads that differ under them."""
-
     def __init__(self, differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> None:
         self._release, self._equal = release, equal
         self._accepted: tuple[Variant, ...] = ()
@@ -128,7 +127,6 @@ class _VariantSearch:
         return any(self._compare(answered, variants).equal for answered in workloads)
 
     def _best(self, candidates: Iterable[tuple[Variant, ...]]) -> list[tuple[Variant, ...]]:
-        """Return the candidates with the highest score, without those that make an equal workload differ."""
         best: list[tuple[Variant, ...]] = []
         highest = (0, 1)
         for variants in candidates:
@@ -226,7 +224,6 @@ def _is_of_settings(outcome: AnswerComparison) -> bool:
 
 
 def _is_last_token(line: VerdictLine, num_tokens: int, document: Document) -> bool:
-    """Tell whether kvsim's prefix hit in `line` is that of the last-token rule for `num_tokens` prompt tokens."""
     if not (line.recorded.isdigit() and line.simulated.isdigit()):
         return False
     block_size = document.get("block_size", 16)

@@ -31,7 +31,7 @@ def grouped(random: Random) -> Document:
     capacity = max((document["num_blocks"] - 1) // num_tables * block_size, 6)  # tokens of one sequence alone
     document["max_model_len"] = longest = random.randint(5, max(6, min(2 * capacity, 40 * block_size)))
     _fit(random, document, min(longest - 1, capacity))
-    _settings(random, document, block_size)
+    _make_acceptable(random, document, block_size)
     return document
 
 
@@ -68,7 +68,6 @@ def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _two_kinds_of_full(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate windows and two kinds of full attention. Prefix hits of the two kinds differ in length."""
     layers = [
         _window(random, block_size, random.choice([1, 2])),
         _full(block_size, random.choice([1, 2])),
@@ -113,7 +112,6 @@ def _recurrent(random: Random, block_size: int) -> tuple[list[Document], Documen
 
 
 def _recurrent_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate recurrent states and layers with several block sizes, so that block boundaries of groups differ."""
     heads = [2, random.choice([2, 4])]
     random.shuffle(heads)
     layers = [
@@ -145,8 +143,8 @@ def _fit(random: Random, document: Document, longest: int) -> None:
             request["stop_at"] = min(request["stop_at"], request["output_len"])
 
 
-def _settings(random: Random, document: Document, block_size: int) -> None:
-    """Change, in place, those settings that vLLM would refuse for layers of these kinds."""
+def _make_acceptable(random: Random, document: Document, block_size: int) -> None:
+    """Change, in place, what vLLM would refuse for the layers of `document`. Sometimes add a retention interval."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:

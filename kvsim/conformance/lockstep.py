@@ -82,7 +82,6 @@ class _Range:
     """Copies or transfers at the last moment of the range, as recorded and as simulated; None if they are equal."""
 
     def first_difference(self) -> int | None:
-        """Return the first moment at which the two engines differ; None if they are equal."""
         moment = self.ours.first_difference(self.theirs)
         return self.end - 1 if moment is None and self.outside is not None else moment
 
@@ -103,7 +102,6 @@ class _Lockstep:
         ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
-        """Moment of each abort, by the row of the aborted request."""
 
     def run(self, progress: Callable[[int, int], None] | None) -> Verdict:
         verdict, done = Verdict(), 0
@@ -215,7 +213,6 @@ class _Lockstep:
         return f"a call before {output}" if timeline.kind[moment] == LOOK else output
 
     def _broken_off(self, moment: int) -> Difference:
-        """Return the difference at `moment`, where the recording has more steps in flight than an engine can have."""
         timeline = self._timeline
         before = timeline.kind[:moment]
         if timeline.kind[moment] == UPDATE:

@@ -132,7 +132,6 @@ class OracleRun:
         self._images = EncoderRecords(workload.encoding, self._driver, self._name) if workload.encoding else None
         self._second_keys = SecondKeys(workload, self._driver)
         self._num_units: Counter[int] = Counter()
-        """Number of blocks that were allocated, shared, freed or evicted, by `MemoryKind`."""
         self._due = deque(sorted(enumerate(requests), key=lambda numbered: numbered[1].arrival_step))
         self._aborts = deque(
             sorted(
@@ -151,9 +150,6 @@ class OracleRun:
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""
         self._pending: deque[tuple[int, list[int], list[int]]] = deque()
-        """Steps in flight, each as its number, the sequences in its batch, and the sequences that get an output from
-        it.
-        """
         self._unsent: list[str] = []
         """Names of requests that left since the scheduler's last call; vLLM reports them to its workers at the next
         call.
@@ -214,7 +210,6 @@ class OracleRun:
                 return
 
     def _scheduled(self) -> dict[str, Any]:
-        """Return the record of the last scheduled step, and begin the step's copies and transfers."""
         driver = self._driver
         record = self._schedule_record(driver.batch())
         if self._copies is not None:
@@ -383,7 +378,6 @@ class OracleRun:
         return record
 
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
-        """Return the record fields about the scheduler after a call. `proposed` is that of `_drafts_record`."""
         driver, num_free = self._driver, int(self._state.num_free)
         sequences = driver.engine.sequences
         live = {self._name(row + 1): row + 1 for row in self._arrived if sequences[row + 1].status in _LIVE}
@@ -432,7 +426,6 @@ class OracleRun:
         return [self._driver.blocks(number, group)[length:] for group, length in enumerate(lengths)]
 
     def _num_entries(self, number: int) -> list[int]:
-        """Return the lengths of a sequence's tables, by group."""
         engine = self._driver.engine
         sequence, groups = engine.sequences[number], range(engine.settings.num_groups)
         return [table_of(engine, sequence, group).num_blocks if sequence.num_units else 0 for group in groups]

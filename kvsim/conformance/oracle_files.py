@@ -482,7 +482,6 @@ def _exchanging(
 
 
 def _prefilled(request: OracleRequest, connector: Connector | None) -> OracleRequest:
-    """Return a request as its prefill server gets it: without the tokens that the decode server computes."""
     backoff = 0 if connector is None else connector.backoff_tokens
     if request.exchange.remote is not Remote.READS or not 0 < backoff < len(request.prompt):
         return request
@@ -533,8 +532,6 @@ def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Fields:
-    """Fields of a JSON object, checked for type and range when they are read. `where` begins every error."""
-
     document: Mapping[str, Any]
     where: str
 

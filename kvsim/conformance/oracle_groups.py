@@ -71,7 +71,6 @@ def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
 
 
 def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
-    """Return the attention layers that `entry` describes; None if it describes recurrent layers."""
     if entry["type"] == _INDEXER:
         return LayerSpec(
             kind=CacheKind.MLA,

@@ -42,7 +42,6 @@ def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping
 
 
 def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[dict[str, Any]]:
-    """Yield a record for each request: its rank, and the front end's counts of each rank after the choice."""
     size = document["ranks"]
     if type(size) is not int or size < 1:
         raise WorkloadError(f"{where}: ranks should be a number from 1 on, not {size!r}.")

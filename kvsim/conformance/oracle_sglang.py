@@ -110,16 +110,13 @@ class SGLangRun:
         )
         self._arrived: list[int] = []
         self._left: set[int] = set()
-        """Requests that SGLang serves without the last tokens of their prompts (`_move_stops`)."""
         self._unsampled: set[int] = set()
         """Requests that were scheduled without room for an output, in a batch in which no request had room."""
         self._has_launched = False
         self._copies: dict[int, Mapping[str, Any]] = {}
-        """Records of the passes in which SGLang noticed the end of copies, by pass."""
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
 
     def _plan(self, longest: int) -> EnginePlan:
-        """Return the plan of an engine whose sequences have at most `longest` tokens."""
         workload = self._workload
         num_window_slots = workload.policy.num_window_slots(workload.num_slots, workload.window_tokens)
         return EnginePlan(
@@ -330,9 +327,6 @@ class SGLangRun:
         return self._events() | self._sizes() | lists | free
 
     def _free_list(self, pool: int, num_pages: int, suffix: str) -> dict[str, Any]:
-        """Return the record field with the free pages of a pool of `num_pages` pages; `suffix` ends the field's
-        name.
-        """
         free = self._free_pages(pool)
         if num_pages > _LISTED_PAGES:
             return {"free_ends" + suffix: [_runs(free[:_END_PAGES]), _runs(free[-_END_PAGES:])]}
@@ -347,7 +341,6 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
-        """Return the record fields about evictions, duplicates and retractions since the last call."""
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []

@@ -26,9 +26,7 @@ class TransferEngine:
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:
         self._requests, self._lease, self._step = workload.requests, lease, -1
         self._loads: dict[int, int] = {}
-        """Last step of each load, by sequence."""
         self._sends: dict[int, int] = {}
-        """Last step of each send, by sequence."""
         self.read: set[int] = set()
         """Sequences whose blocks another server has read."""
         self.fetched: list[int] = []

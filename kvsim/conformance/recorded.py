@@ -170,7 +170,6 @@ class _ScheduleRows:
         """Rows that began before the next step to be read, and cover it."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
-        """Return the rows of `EventColumns.batch` for consecutive `steps`, which were scheduled at `moments`."""
         if not len(steps):
             return np.empty((0, 4), np.int64)
         first, last = int(steps[0]), int(steps[-1])

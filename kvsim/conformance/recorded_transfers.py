@@ -75,7 +75,6 @@ class TransfersInLockstep:
             self._read(recording)
 
     def _read(self, recording: Recording) -> None:
-        """Group the recorded transfers by the step before which they begin, and by the output with which they end."""
         transfers, steps = recording.transfers, recording.steps
         assert transfers is not None
         step = np.searchsorted(steps.schedule_seq, transfers.begun_seq)
@@ -102,7 +101,7 @@ class TransfersInLockstep:
         return None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Return the recorded and the simulated transfers that began with `step` if they differ, otherwise None."""
+        """Return the recorded and the simulated transfers that began since the step before `step`, if they differ."""
         if kind != SCHEDULE:
             return None
         connector = self._driver.engine.connector

@@ -73,7 +73,6 @@ class SecondKeys:
                 self._add(number, group, index, blocks, num_cached=int(table.num_cached))
 
     def _last_hash(self, number: int, group: int) -> int:
-        """Return the number of a sequence's leading hashes that a look-up may use."""
         engine = self._driver.engine
         record, sequence = engine.groups[group], engine.sequences[number]
         tokens = int(sequence.prompt_tokens)
@@ -107,15 +106,13 @@ class SecondKeys:
         self._of_block.setdefault(block, set()).add((group, key))
 
     def _forget_tails(self, full: Iterable[int]) -> None:
-        """Remove the second keys of the blocks `full`, which now have a key of their own."""
         for block in full:
             self._of_block.pop(block, None)
             self._tails.discard(block)
 
     def has_tail(self, has_key: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Tell, for each block, whether its only key is a hash that ends inside it.
-
-        `has_key` is True for each block with a key of its own.
+        """Tell, for each block without a key of its own (`has_key` False), whether it has the last hash of a prompt
+        that ends in it.
         """
         if not self._driver.engine.settings.marks_tails:
             return np.zeros_like(has_key)

@@ -106,9 +106,6 @@ def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray)
 
 
 def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
-    """Return kind, row and `seq` of every arrival, output and scheduled step, in order. Rows are those of their own
-    tables.
-    """
     requests, steps = recording.requests, recording.steps
     outputs = steps.output_seq
     if (requests.status == RequestStatus.UNFINISHED).any():

@@ -140,8 +140,6 @@ _LATENTS = _CONFIG | {
 
 
 class _Decoder(torch.nn.Module):
-    """A model that computes nothing."""
-
     supports_pp = True
 
     def __init__(self, *, vllm_config: Any, prefix: str = "") -> None:
@@ -262,7 +260,7 @@ def _filled(kind: Any, **fields: Any) -> Any:
 
 
 def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
-    """Return the KV-cache specs of the layers by name, in order: those in `groups`, or without these of full
+    """Return the KV-cache specs of the layers by name, in order: those in `groups`; if there are none, full
     attention.
     """
     entries: list[dict[str, Any]] = workload.get("groups") or [
@@ -322,7 +320,6 @@ class FakeModel(Executor):
 
     def _init_executor(self) -> None:
         self.scheduler: Any = None
-        """Scheduler whose steps are answered, set after the engine has started."""
         self._number = {request["id"]: row for row, request in enumerate(self._workload["requests"], 1)}
         self._stop_at = {request["id"]: request.get("stop_at") for request in self._workload["requests"]}
         self._given: dict[str, int] = {}
@@ -686,7 +683,6 @@ def answer(serve: Callable[[Record, Path, Callable[[Record], None]], None], answ
 
 
 def _words_of(error: Exception) -> str:
-    """Return the text of an error, or if it has none the source line at which it was raised."""
     if str(error):
         return f"{type(error).__name__}: {error}"
     last = traceback.extract_tb(error.__traceback__)[-1]

@@ -63,7 +63,27 @@ class Diagnosis:
     @property
     def cause(self) -> str:
         """Sentence on why requests waited or were preempted."""
-        return _cause(self)
+        summary, server = self.summary, self.server
+        limit = limit_of(summary)
+        pool = self.recording.meta.pool
+        demand = _demand_words(self)
+        if limit is Limit.MEMORY:
+            since = f" since {self.spells[0].begin_s:,.1f} s" if self.spells else ""
+            of = f" for {len(pool.groups)} KV-cache groups" if pool.groups else f" of {pool.unit_tokens} tokens"
+            usable = f" ({pool.num_units or 0:,} usable)" if pool.first_unit else ""
+            blocks = f"{(pool.num_units or 0) + pool.first_unit:,} blocks{usable}"
+            return (
+                f"The pool of {blocks}{of} is too small{since}: {demand}. "
+                "Admission asks for room for a prompt, not for the answer that follows; when running sequences need "
+                f"another block and none is free, the one admitted last gives all of its own back.{_cascade(server)}"
+            )
+        if limit is Limit.BATCH:
+            return f"max_num_seqs of {server.max_num_seqs:,} keeps requests waiting while blocks are free: {demand}."
+        if limit is Limit.TOKENS:
+            return f"Steps of at most {server.max_num_batched_tokens:,} tokens are full of prompts while others wait."
+        if limit is Limit.ADAPTERS:
+            return f"max_loras of {server.max_loras:,} keeps requests waiting for a slot of their adapter: {demand}."
+        return f"Neither memory nor a limit of the scheduler held anything back: {demand}."
 
     @property
     def moments(self) -> list[str]:
@@ -87,7 +107,18 @@ class Diagnosis:
     @property
     def sureness(self) -> str:
         """Sentence on the error of the simulation, as compared with the recorded run."""
-        return _sureness(self)
+        before, after = figures_of(self.measured), figures_of(self.simulated)
+        labels = {
+            "output_tokens_per_s": ("output", "tokens/s", 1.0),
+            "ttft_p99_s": ("TTFT p99", "ms", 1000.0),
+            "tpot_p99_s": ("TPOT p99", "ms", 1000.0),
+            "preemptions_per_min": ("preemptions", "a minute", 1.0),
+        }
+        said = [
+            f"{label} {after[name] * scale:,.0f} {unit} ({before[name] * scale:,.0f} measured)"
+            for name, (label, unit, scale) in labels.items()
+        ]
+        return f"Simulated on the same server: {', '.join(said)}. What is missed here widens the brackets below."
 
     def as_dict(self) -> dict[str, Any]:
         """Return the diagnosis as a dictionary for JSON."""
@@ -119,30 +150,6 @@ class Diagnosis:
             ],
             "remedies": [remedy_dict(each) for each in self.remedies],
         }
-
-
-def _cause(diagnosis: Diagnosis) -> str:
-    summary, server = diagnosis.summary, diagnosis.server
-    limit = limit_of(summary)
-    pool = diagnosis.recording.meta.pool
-    demand = _demand_words(diagnosis)
-    if limit is Limit.MEMORY:
-        since = f" since {diagnosis.spells[0].begin_s:,.1f} s" if diagnosis.spells else ""
-        of = f" for {len(pool.groups)} KV-cache groups" if pool.groups else f" of {pool.unit_tokens} tokens"
-        usable = f" ({pool.num_units or 0:,} usable)" if pool.first_unit else ""
-        blocks = f"{(pool.num_units or 0) + pool.first_unit:,} blocks{usable}"
-        return (
-            f"The pool of {blocks}{of} is too small{since}: {demand}. "
-            "Admission asks for room for a prompt, not for the answer that follows; when running sequences need "
-            f"another block and none is free, the one admitted last gives all of its own back.{_cascade(server)}"
-        )
-    if limit is Limit.BATCH:
-        return f"max_num_seqs of {server.max_num_seqs:,} keeps requests waiting while blocks are free: {demand}."
-    if limit is Limit.TOKENS:
-        return f"Steps of at most {server.max_num_batched_tokens:,} tokens are full of prompts while others wait."
-    if limit is Limit.ADAPTERS:
-        return f"max_loras of {server.max_loras:,} keeps requests waiting for a slot of their adapter: {demand}."
-    return f"Neither memory nor a limit of the scheduler held anything back: {demand}."
 
 
 def _cascade(server: Server) -> str:
@@ -183,21 +190,6 @@ def _spell_words(diagnosis: Diagnosis, spell: Spell) -> str:
         f"{said}from {spell.begin_s:,.2f} s on {many} {spell.lost_tokens:,} computed tokens; {names[worst.request]} "
         f"lost {worst.lost_tokens:,} at {worst.at_s:,.2f} s{back}{most}"
     )
-
-
-def _sureness(diagnosis: Diagnosis) -> str:
-    before, after = figures_of(diagnosis.measured), figures_of(diagnosis.simulated)
-    labels = {
-        "output_tokens_per_s": ("output", "tokens/s", 1.0),
-        "ttft_p99_s": ("TTFT p99", "ms", 1000.0),
-        "tpot_p99_s": ("TPOT p99", "ms", 1000.0),
-        "preemptions_per_min": ("preemptions", "a minute", 1.0),
-    }
-    said = [
-        f"{label} {after[name] * scale:,.0f} {unit} ({before[name] * scale:,.0f} measured)"
-        for name, (label, unit, scale) in labels.items()
-    ]
-    return f"Simulated on the same server: {', '.join(said)}. What is missed here widens the brackets below."
 
 
 def diagnose(

@@ -156,7 +156,6 @@ def _around(rows: list[tuple[int, int, int]], step: int) -> tuple[int, tuple[int
 
 
 def _admitted_before(recording: Recording, step: int) -> Admission | None:
-    """Return the last admission in a step before `step`; None if there is none."""
     memory, steps = recording.memory, recording.steps
     taken = (memory.kind != MemoryKind.RELEASE) & (memory.kind != MemoryKind.EVICT)
     rows = np.flatnonzero(taken & (memory.position == 0) & (memory.step < step))

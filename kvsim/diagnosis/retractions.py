@@ -49,8 +49,6 @@ class Span:
 
 
 class _Course:
-    """State of a recorded server over time, for means over spans of time."""
-
     def __init__(self, recording: Recording) -> None:
         self._steps = recording.steps
         slots = waste(recording)
@@ -62,7 +60,6 @@ class _Course:
         ]
 
     def span(self, begin_s: float, end_s: float) -> Span:
-        """Return the means from `begin_s` to `end_s`; zeros if that is no time."""
         steps = self._steps
         begin_s = max(begin_s, float(steps.start_s[0]))
         if not end_s > begin_s:

@@ -57,7 +57,6 @@ _COUNTS: tuple[tuple[str, str], ...] = (
     ("padding_layers", rf"Add {_NUMBER} padding layers"),
     ("encoder_tokens", rf"Encoder cache will be initialized with a budget of {_NUMBER} tokens"),
 )
-"""Name of a count, and pattern of the lines with it."""
 _COMPILED = [(name, re.compile(pattern), GIB) for name, pattern in _BYTES] + [
     (name, re.compile(pattern), 1) for name, pattern in _COUNTS
 ]

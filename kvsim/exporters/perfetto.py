@@ -110,7 +110,6 @@ class _Trace:
         self._write(packet)
 
     def event_names(self, names: Iterable[str]) -> list[int]:
-        """Return the number of each of these names of events in the trace."""
         return self._numbers(self._event_names, list(names), "event_names")
 
     def slices(
@@ -134,11 +133,9 @@ class _Trace:
         return [where(lasts, begins), where(lasts, self._events(end_s, uuid, self._ends, []))]
 
     def instants(self, uuid: int, name: IntArray, time_s: FloatArray, happens: npt.NDArray[np.bool_]) -> list[Bytes]:
-        """Encode an instant for each row for which `happens` is True."""
         return [where(happens, self._events(time_s, uuid, self._happens, [number(self._in_event["name_iid"], name)]))]
 
     def write(self, parts: list[Bytes]) -> None:
-        """Write the parts of the first row, then those of the second, and so on."""
         self._file.write(joined(parts))
 
     def counter(
@@ -160,7 +157,6 @@ class _Trace:
             self.write([self._events(time_s[at], uuid, self._counts, [value])])
 
     def _events(self, time_s: FloatArray, uuid: IntArray | int, kind: int, more: list[Bytes]) -> Bytes:
-        """Encode a packet for each row, with an event of `kind` on its track."""
         packet, event = self._in_packet, self._in_event
         inside = [number(event["type"], kind), number(event["track_uuid"], uuid), *more]
         return message(
@@ -197,7 +193,6 @@ def _parts(count: int) -> list[slice]:
 
 
 def _write_steps(trace: _Trace, recording: Recording) -> None:
-    """Write a slice for each step, and an instant for the preemptions of a step."""
     steps = recording.steps
     before = np.concatenate(([0.0], np.maximum.accumulate(steps.end_s)[:-1]))
     decode, prefill, both = trace.event_names(("decode", "prefill", "prefill and decode"))
@@ -248,7 +243,6 @@ def _write_windows(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:
-    """Write the slices of each request on a track of its own, or on a lane that several requests share."""
     requests = recording.requests
     order = np.argsort(requests.arrival_s, kind="stable").tolist()
     end_s = np.fmax.reduce(

@@ -97,7 +97,6 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _unfolded(name: str, column: pa.ChunkedArray) -> Any:
-    """Return a dictionary column as a plain one, unless its texts have more than `_TEXT_BYTES` bytes."""
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.compute as pc  # noqa: PLC0415
 

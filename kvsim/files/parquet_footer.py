@@ -119,7 +119,6 @@ class _Compact:
         return value >> 1 ^ -(value & 1)
 
     def structs(self, wanted: Mapping[int, _Field]) -> list[dict[int, Any]]:
-        """Read a list of structures, and return the `wanted` fields of each. A list of another type is skipped."""
         kind, count = self._list()
         if kind == _STRUCT:
             return [self.struct(wanted) for _ in range(count)]

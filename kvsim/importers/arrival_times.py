@@ -34,7 +34,6 @@ class _Unit(NamedTuple):
     denominator: int = 1
 
     def seconds(self, times: Any) -> Any:
-        """Return `times` in seconds."""
         return times * self.numerator / self.denominator
 
 
@@ -274,7 +273,6 @@ class Clock:
             )
 
     def _check_unstated(self, low: float) -> None:
-        """Refuse numbers whose unit is clear neither from the column's name nor from their size."""
         if self.unit is None and (low >= _LATE or self.dated):
             raise self._error(
                 f"begins at {self._shown(low)}, which is no time since 1970, and may be seconds or a day or an hour "
@@ -308,7 +306,6 @@ class Clock:
 
 
 def _is_date(number: float) -> bool:
-    """Tell whether `number` has the digits of a year, month, day, hour, minute and second."""
     text = f"{number:.0f}"
     try:
         return len(text) == _DATE_DIGITS and 1970 <= datetime.strptime(text, "%Y%m%d%H%M%S").year < 2100

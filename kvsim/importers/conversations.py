@@ -94,7 +94,6 @@ def _prompt_tokens(row: SourceRow, repeated: int, image_tokens: int) -> int:
 
 
 def _names(row: SourceRow) -> list[str]:
-    """Return the ids of the turns for which a row waits. The field `after` has one id, or a list."""
     names = row.fields.get("after")
     if not isinstance(names, list):
         return [] if names is None else [_text(row, "after") or ""]

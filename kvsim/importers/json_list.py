@@ -65,7 +65,6 @@ class _Position:
                 return self._text[self._at : self._at + 1]
 
     def take(self, letter: str) -> None:
-        """Step over `letter`. Another character there is an error."""
         found = self.next_letter()
         if not found:
             raise self.error(_CUT_OFF)
@@ -74,7 +73,6 @@ class _Position:
         self._at += 1
 
     def row(self) -> SourceRow:
-        """Step over an object, and return it with the line on which it begins."""
         if not self.next_letter():
             raise self.error(_CUT_OFF)
         more = _AT_ONCE

@@ -41,25 +41,22 @@ def read(source: TextSource) -> Workload:
     lines = _Lines(source)
     for row in source.json_rows():
         lines.add(row)
-    return lines.workload()
+    return lines.requests.workload()
 
 
 class _Lines:
-    """Requests of one file and their turns."""
-
     def __init__(self, source: TextSource) -> None:
         clock = Clock(path=source.path, column="timestamp", unit="ms", from_first=False)
         self._turns = TurnLines()
-        self._requests = RequestCollector(
+        self.requests = RequestCollector(
             source=source, kind="Mooncake trace", clock=clock, hash_unit_tokens=HASH_TOKENS, turns=self._turns
         )
         self._stamp_ms: list[float | None] = []
-        """Time of each request in the file; None for a request without one."""
         self._images = ImageColumn()
         self._has_names = "request_id" in source.first_object()
 
     def add(self, row: SourceRow) -> None:
-        requests, turns = self._requests, self._turns
+        requests, turns = self.requests, self._turns
         session, name, names = (row.fields.get(key) for key in ("session_id", "request_id", "wait_for"))
         texts = (session, name, *names) if isinstance(names, list) else (session, name, names)
         if not all(text is None or isinstance(text, str) for text in texts) or isinstance(names, str):
@@ -86,11 +83,12 @@ class _Lines:
     def _name(self, row: SourceRow, name: str | None) -> str | None:
         return (name or f"line-{row.line}") if self._has_names else None
 
-    def workload(self) -> Workload:
-        return self._requests.workload()
-
     def _pause_s(self, row: SourceRow, after: int, *, stated: bool) -> float:
-        """Return the seconds before a turn: the pause in its row. Without one, the time between the two rows."""
+        """Return the seconds before a turn: the pause that its row states.
+
+        If it states none, the pause is 0 if the row names the requests for which it waits (`stated`), otherwise the
+        time between the two rows, 0 if unknown.
+        """
         given = (row.fields.get(name) for name in ("delay", "delay_ms", "tool_wait_ms"))
         pauses = [pause for pause in given if pause is not None]
         if not all(isinstance(ms, int | float) and not isinstance(ms, bool) and 0 <= ms < _MOST_MS for ms in pauses):
@@ -101,12 +99,9 @@ class _Lines:
         return max(stamp - before, 0) / 1e3
 
     def _history(self, after: int) -> int:
-        """Return the number of leading tokens of the newest prompt that repeat prompt and answer of the turn
-        `after`.
-        """
         if after == NONE:
             return 0
-        requests = self._requests
+        requests = self.requests
         for nth, (earlier, later) in enumerate(zip(requests.hashes[after], requests.hashes[-1], strict=False)):
             if earlier != later:
                 return nth * HASH_TOKENS

@@ -48,7 +48,7 @@ class Published:
         return source.header == names if self.alone else set(names) <= set(source.header)
 
     def read(self, source: TextSource) -> Workload:
-        """Return the requests of all models, with times from the first arrival. Rows need not be in order of time."""
+        """Return the requests of all models. Rows need not be in order of time."""
         return _read(source, _Names.of(source, self.columns), self.kind)
 
 
@@ -82,7 +82,6 @@ class _Names:
 
     arrival: str | None
     unit: str | None
-    """Unit of the arrivals; None if none is stated."""
     given_by_user: bool
     """True if the user has named the column of the arrivals, and so its unit."""
     is_published: bool
@@ -220,7 +219,6 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
 def _add(
     requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int], images: ImageColumn
 ) -> None:
-    """Add the request of a row. `lines_by_id` has the line of each id that was read before."""
     output_tokens = row.whole(names.output)
     arrival = None if names.arrival is None else row.fields[names.arrival]
     if not names.optional:

@@ -61,7 +61,6 @@ def read(source: TextSource) -> Workload:
 
 
 def _hashes(chunks: Iterable[tuple[int, int]], prompt_tokens: int, hash_of: dict[Hashable, int]) -> list[int]:
-    """Return a number for each full unit of a prompt, equal in two prompts if they share the unit."""
     hashes: list[int] = []
     end, chain = 0, -1
     for chunk, tokens in chunks:

@@ -27,7 +27,6 @@ class TurnLines:
     also_after: list[list[int]] = field(default_factory=list)
     _row_of: dict[str, int] = field(default_factory=dict)
     _last_of: dict[str, int] = field(default_factory=dict)
-    """Row of the latest turn of each session."""
 
     def before(self, row: SourceRow, session: str | None, names: list[str]) -> int:
         """Return the index of the request for which `row` waits; NONE if it waits for none.

@@ -27,7 +27,10 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def page_of(address: str) -> str | None:
-    """Return the address of the metrics page at `address`; None if no web server answers there."""
+    """Return the address of the metrics page at `address`; None if no web server answers there.
+
+    An address that begins with http:// or https:// is returned unchanged, without a connection.
+    """
     if address.startswith(("http://", "https://")):
         return address
     host, port = parse_address(address)

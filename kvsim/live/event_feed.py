@@ -66,7 +66,7 @@ class LiveFeed:
     def recent(self) -> Excerpt | None:
         """Return the last steps, among them all since the last call; None before the server's first step.
 
-        If no new steps can be had at once, the result is that of the last call.
+        The result of the last call is returned again if the feed has failed, or if the rest of a change is late.
         """
         self._shown = self._taken(self._follower.recent) or self._shown
         return self._shown

@@ -68,7 +68,8 @@ class EventFollower:
         """Apply one line. An empty line marks that a change of the engine's state is complete.
 
         Raises:
-            RecordingError: the line is no event, or does not follow from those before it.
+            RecordingError: the line is no event, does not follow from those before it, or the server has too much to
+                show.
         """
         self._marks_changes |= text == b"\n"
         self.is_complete = not self._marks_changes or text == b"\n"
@@ -157,10 +158,7 @@ class EventFollower:
 
 
 class _Window:
-    """Recording that begins in the middle of a server's run. Requests and steps are numbered from its beginning.
-
-    A cut is a moment at which an excerpt of the window may begin.
-    """
+    """Recording that begins in the middle of a server's run. Requests and steps are numbered from its beginning."""
 
     def __init__(self) -> None:
         self.builder = RecordingBuilder()
@@ -171,20 +169,16 @@ class _Window:
         self.num_before = 0
         """1 if the first step of the recording stands in for all earlier steps of the server, otherwise 0."""
         self.cached: list[int] = []
-        """Free blocks with a cached prefix when the recording begins."""
         self.computed: list[int] = []
-        """Largest number of tokens computed before, for each request that is present when the recording begins."""
         self.images: list[list[int]] = []
         """Number and encoder outputs of each image in the encoder cache when the recording begins."""
         self.cuts: list[Cut] = []
-        """Cuts that may still be used, in order."""
+        """Moments at which an excerpt may begin, in order."""
 
     def recording(self, meta: Meta, name: str) -> Recording:
-        """Return all steps, with the provenance of the server."""
         return self.builder.finish(meta_of(meta, self.first_step, self.cached, self.computed, self.images), name)
 
     def is_full(self, share: float) -> bool:
-        """Tell whether the window has reached `share` of the maximum size."""
         builder = self.builder
         return (
             builder.num_steps - self.num_before >= share * MAX_STEPS
@@ -199,10 +193,11 @@ class _Window:
         return self.builder.num_steps - steps >= num_steps or self.builder.num_memory_rows - rows >= TAIL_VALUES
 
     def cut_before(self, seen_steps: int) -> Cut | None:
-        """Return the latest usable cut before the server's step `seen_steps`; None if there is none. Forget all earlier
-        cuts.
+        """Return the latest moment (cut) at which an excerpt with all steps from `seen_steps` on may begin; None if
+        none does.
 
-        The newest cut is not usable, so that an excerpt has at least the steps between two cuts.
+        The newest cut is not used, so that an excerpt has at least the steps between two cuts. Cuts before the returned
+        one are deleted.
         """
         usable = [number for number, cut in enumerate(self.cuts[:-1]) if cut.step < seen_steps]
         if not usable:
@@ -211,12 +206,10 @@ class _Window:
         return self.cuts[0]
 
     def rows(self, server_rows: list[int]) -> list[int]:
-        """Return the local numbers of the requests `server_rows`."""
         assert self.numbers is not None
         return self.numbers.ours(server_rows)
 
     def apply(self, event: list[Any]) -> None:
-        """Apply one event that has the server's numbers."""
         if event[0] == "meta":
             self.cached, self.computed = event[1].get("initial_cached", []), event[1].get("initial_computed", [])
             self.images = event[1].get("initial_images", [])
@@ -238,12 +231,6 @@ class _LocalNumbers:
     """
 
     def __init__(self, builder: RecordingBuilder, rows: list[int], next_row: int, next_step: int) -> None:
-        """Args:
-        builder: has the steps of the snapshot.
-        rows: ids on the server of the requests in the snapshot, in its order.
-        next_row: id on the server of the next request.
-        next_step: id on the server of the next step.
-        """
         self._row = {row: local for local, row in enumerate(rows)}
         self._next_row = next_row
         self._next_local = len(rows)
@@ -251,7 +238,6 @@ class _LocalNumbers:
         self._first_step = next_step
 
     def ours(self, rows: list[int]) -> list[int]:
-        """Return the local ids of the requests `rows`."""
         return [self._row[row] for row in rows]
 
     def translate(self, event: list[Any]) -> list[Any] | None:

@@ -38,7 +38,6 @@ def parse(text: bytes) -> list[Any]:
 
 
 def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch for each word
-    """Tell whether a list is an event: a known kind, and arguments of valid types and ranges."""
     match event:
         case ["emit", request, time_s, count]:  # almost all events
             return _count(request) and _count(count) and _time(time_s)
@@ -95,7 +94,6 @@ def _are_rows(rows: object, length: int) -> bool:
 
 
 def _is_image(image: object) -> bool:
-    """Tell whether a value is an image of a prompt: number, place, tokens, and perhaps a list of ranges."""
     if not isinstance(image, list) or len(image) not in (3, 4):
         return False
     runs = image[3] if len(image) == 4 else []

@@ -169,7 +169,6 @@ class KvEventFeed:
             self._next, self._heard_s = number + 1, self._clock()
 
     def _ask_again(self, first: int) -> None:
-        """Request the batches from number `first` on, and process those that the server still has."""
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_BYTES)
         try:

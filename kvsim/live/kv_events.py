@@ -120,7 +120,6 @@ class ServerCache:
 
 
 def _stored(fields: dict[str, Any], time_s: float) -> dict[Hash, StoredBlock]:
-    """Return the blocks of one event by hash. Each block is the parent of the next."""
     hashes, size = fields["block_hashes"], fields["block_size"]
     parents = [fields["parent_block_hash"], *hashes[:-1]]
     return {

@@ -38,13 +38,13 @@ _COUNTERS = (
 )  # fmt: skip
 """Names of counters; samples end in `_total`."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-"""Counter in which each prompt token counts once. Before vLLM 0.27, in `prefix_cache_*`, it counts per admission
-attempt.
+"""Counter in which each prompt token counts once. In `prefix_cache_*` before vLLM 0.27, it counts at each attempt to
+admit.
 """
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Beginnings of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
-"""Name before vLLM 0.11 of a distribution, by kvsim's name."""
+"""Metric in vLLM before 0.11, by kvsim's name of the distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,9 @@ class Histogram:
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, earlier: Histogram) -> Histogram:
-        """Return the histogram of the times measured after `earlier`. Without `earlier`'s buckets, return this one."""
+        """Return the histogram of the times measured after `earlier`; this one, if `earlier` has other buckets or
+        none.
+        """
         if not earlier.counts or earlier.bounds_s != self.bounds_s:
             return self
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
@@ -234,7 +236,6 @@ def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) 
 
 
 def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram:
-    """Return the histogram `name`, the sum over all engines; empty if the page lacks it."""
     if f"{name}_bucket" not in found:
         name = _OLDER_NAMES.get(key, name)
     series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}

@@ -31,7 +31,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Handler that does not follow redirects, so that a server cannot make kvsim read another address."""
 
     def redirect_request(self, *_: Any) -> None:
-        """Follow no redirect."""
         return
 
 

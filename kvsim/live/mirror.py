@@ -24,11 +24,8 @@ _IMAGES = "initial_images"
 
 @dataclass(slots=True)
 class _LiveRequest:
-    """Request that has arrived and not ended."""
-
     arrival: list[Any]
     tables: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Block tables by KV-cache group: the block at each position."""
     computed: int = 0
     """Number of tokens whose KV is in the blocks, including those of the step in progress."""
     admission: int = 0
@@ -38,7 +35,6 @@ class _LiveRequest:
     known: int | None = None
     """Number of tokens whose ids are known; None in a run without drafts."""
     images: list[list[Any]] = field(default_factory=list)
-    """Images in the prompt, as in the event `images`."""
 
 
 class Mirror:
@@ -47,10 +43,8 @@ class Mirror:
     def __init__(self) -> None:
         self._meta: dict[str, Any] | None = None
         self._requests: dict[int, _LiveRequest] = {}
-        """Present requests by row, in order of arrival."""
         self._num_rows = self._num_steps = self._num_admissions = 0
         self._scheduled: list[int] = []
-        """Rows of the requests in the last step."""
         self._holders: dict[int, int] = {}
         self._cached: set[int] = set()
         self._computed_before: Sequence[int] = ()
@@ -223,7 +217,6 @@ class Mirror:
             self._cached.add(block)
 
     def _add_outputs(self, given: list[list[int]]) -> None:
-        """Add the outputs of a step to the known tokens of the requests in `given`, if they have not ended."""
         for row, tokens in given:
             request = self._requests.get(row)
             if request is not None and request.known is not None:
@@ -260,20 +253,16 @@ def _table_events(row: int, table: dict[int, int], held: set[int], group: list[i
 class _EncoderMirror:
     def __init__(self) -> None:
         self._outputs: dict[int, int] = {}
-        """Number of encoder outputs of each image in the cache."""
         self._users: dict[int, dict[int, None]] = {}
-        """Rows of the requests that hold each image in the cache, by image."""
         self._idle: dict[int, None] = {}
         """Images that no request holds. The first is evicted first."""
 
     def begin(self, images: Sequence[tuple[int, int]]) -> None:
-        """Begin with the number and the encoder outputs of each cached image, which no request holds."""
         self._outputs = dict(images)
         self._users = {image: {} for image in self._outputs}
         self._idle = dict.fromkeys(self._outputs)
 
     def apply(self, kind: str, row: int, image: int, requests: dict[int, _LiveRequest]) -> None:
-        """Apply one event of the encoder cache."""
         if kind == "compute":
             self._outputs[image] = _outputs_of(image, requests)
             self._users[image] = {}
@@ -304,7 +293,6 @@ class _EncoderMirror:
 
 
 def _outputs_of(image: int, requests: dict[int, _LiveRequest]) -> int:
-    """Return the number of encoder outputs of an image in the prompt of a present request."""
     for request in requests.values():
         for number, _, tokens, *ranges in request.images:
             if number == image:

@@ -87,7 +87,6 @@ def _check_seq(recording: Recording, folder: Path) -> None:
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
-    """Check each row of the memory table by itself and against its step."""
     memory, pool = recording.memory, recording.meta.pool
     has_request = memory.kind != MemoryKind.EVICT
     known = within(memory.request, len(recording.requests))

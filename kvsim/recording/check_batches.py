@@ -45,7 +45,6 @@ class _BatchRows(NamedTuple):
     rows: IntArray
     number: IntArray
     width: IntArray
-    """Number of tokens of the longest prompt in the request's batch."""
     length: npt.NDArray[np.int64]
 
     @classmethod

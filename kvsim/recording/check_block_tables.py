@@ -85,7 +85,6 @@ class _Tables:
         self._in_order = np.argsort(self._upto, kind="stable")
 
     def process(self, part: slice) -> None:
-        """Process the memory rows of `part`, which must come right after those of the last call."""
         memory = self._memory
         of_tables = (memory.kind[part] != MemoryKind.EVICT) & ~self._replaces[part]
         rows = np.flatnonzero(of_tables).astype(np.int32) + np.int32(part.start)
@@ -118,10 +117,6 @@ class _Tables:
             self._broken_by[rule] = int(rows[~holds].min())
 
     def _find_newest_rows(self, part: slice, rows: IntArray, request: IntArray) -> None:
-        """Set `newest_row` for the schedule rows whose time in `moments` is within `part` of the memory rows.
-
-        `rows` are the memory rows of the part, sorted by request, and `request` has their requests.
-        """
         begin, end = np.searchsorted(self._upto, (part.start, part.stop), sorter=self._in_order).tolist()
         scheduled = self._in_order[begin:end]
         wanted = self._schedule.request[scheduled]

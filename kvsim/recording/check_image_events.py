@@ -97,9 +97,6 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return the number of tokens whose computation and output are complete when the output at `seq` is
-        processed.
-        """
         begun = self._scheduled < seq
         awaited = int((begun & self._yields & (self._done >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

@@ -186,7 +186,6 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
 
 
 def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
-    """Return the ranges of prompt tokens with an encoder output, as pairs of first token and number of tokens."""
     place, length = int(images.place[row]), int(images.tokens[row])
     if images.embedded is None or not len(images.embedded[row]):
         return [(place, length)]
@@ -194,7 +193,6 @@ def _places_of_outputs(images: PromptImages, row: int) -> list[tuple[int, int]]:
 
 
 def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Return the ranges of steps [first, end) in which a request holds an image, by the two."""
     since: dict[tuple[int, int], int] = {}
     held: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     columns = (events.kind, events.step, events.request, events.image)

@@ -212,7 +212,6 @@ def check_retractions(recording: Recording, file: Path) -> None:
 
 
 def _during_copies(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell, for each step, whether a copy between GPU and host was under way when it was scheduled, or begins in it."""
     copies, num_steps = recording.copies, len(recording.steps)
     if copies is None:
         return np.zeros(num_steps, np.bool_)
@@ -223,7 +222,6 @@ def _during_copies(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-    """Return the largest number of units that each request may ask for in its `step` while it runs."""
     schedule, requests, meta = recording.schedule, recording.requests, recording.meta
     computed = RowsByRequest.of(recording).computed_before(schedule, request, step)
     left = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request] - computed

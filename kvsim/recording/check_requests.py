@@ -91,7 +91,6 @@ def _check_status(requests: Requests, file: Path) -> None:
 
 
 def _check_turns(requests: Requests, file: Path) -> None:
-    """Check that each turn of a session arrived when the turn before it had ended and the pause was over, or later."""
     has_column = [column is not None for column in (requests.after, requests.pause_s, requests.history_tokens)]
     if requests.after is None or requests.pause_s is None or requests.history_tokens is None:
         if any(has_column):

@@ -113,9 +113,6 @@ def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: In
 
 
 def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> IntArray:
-    """Return the number of slots of the longest hole in each of `steps`; with `buddies`, of the largest free buddy
-    block.
-    """
     memory, pool = recording.memory, recording.meta.pool
     assert pool.num_units is not None
     request, position, length = memory.request.tolist(), memory.position.tolist(), memory.length.tolist()

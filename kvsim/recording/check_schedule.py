@@ -122,9 +122,6 @@ def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
 
 
 def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
-    """Return, for each schedule row, the number of its steps that compute prompt tokens, or tokens that a preemption
-    discarded.
-    """
     schedule, requests = recording.schedule, recording.requests
     repeats = schedule.repeats.astype(np.int64)
     left_tokens = requests.prompt_tokens[schedule.request].astype(np.int64) - schedule.computed_before

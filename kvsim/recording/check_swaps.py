@@ -60,7 +60,6 @@ class _SwapEvent(NamedTuple):
     """Index of the event among those of its kind; for an admission, its index in `Admissions`."""
     request: int
     computed: int = 0
-    """Number of computed tokens of a preempted request; 0 for other events."""
 
 
 _ABORT, _VICTIM, _ADMISSION = range(3)

@@ -1,16 +1,17 @@
 """Replay the log of a running engine: one JSON array per line, each a report to a `RecordingBuilder`.
 
 A live server writes this log, and sends it to its viewers. A line is complete or absent, so a log can be read after a
-crash. A request is named by its row in the requests table, a unit by its address. Times are in seconds. The events::
+crash. `request` is the row of a request in the requests table, a unit is an address, times are in seconds. The events::
 
     ["meta", {...}]
         First line: the contents of `meta.json`.
     ["arrive", name, time_s, prompt, max, priority, [hashes], adapter, delay_s]
-        A request arrives, and gets the next row. `prompt` and `max` are numbers of tokens, `hashes` the prompt hashes.
+        A request arrives, and gets the next row. `name` is its id on the server, `prompt` and `max` are numbers of
+        tokens, `hashes` the prompt hashes.
         `adapter` is 0 for none. `delay_s` is the time since the front end got the request. Older logs lack `delay_s`,
         or also `adapter`.
     ["seq"]
-        The engine's state changes: later events have the next `seq`.
+        The engine's state changes: the events after this line have the next event number (`seq`).
     ["tokens", time_s, [[request, before, tokens], ...]]
         The step being scheduled computes `tokens` tokens of the request after `before` computed tokens. With drafts, a
         fourth number is that of the request's known tokens.
@@ -48,7 +49,8 @@ crash. A request is named by its row in the requests table, a unit by its addres
         Images of the request that has just arrived. If only some tokens of an image have an encoder output, a fourth
         value has their ranges, each as first token and number of tokens.
     ["encoder", kind, request, image]
-        An event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case.
+        An event of the encoder cache; `kind` is the name of an `ImageEventKind` in lower case. `request` is -1 if the
+        image is computed or evicted.
 
 With several KV-cache groups, `append`, `share` and `release` end with the group of the table.
 """

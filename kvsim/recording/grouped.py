@@ -108,7 +108,6 @@ class _TableReleases:
         return exists
 
     def rows(self, request: IntArray, end: IntArray, group: IntArray, never: int) -> npt.NDArray[np.int64]:
-        """Return the memory row with which `end` releases the table of `group`; `never` if it does not."""
         wanted = end * self.num_groups + group
         at = np.minimum(np.searchsorted(self.key, wanted), max(len(self.key) - 1, 0))
         exists = self.is_of(request, end)
@@ -149,13 +148,11 @@ def _released_early(
 
 
 def _place(request: IntArray, group: IntArray, address: IntArray, memory: Memory) -> npt.NDArray[np.int64]:
-    """Return a number for each combination of request, group and address: equal only for equal combinations."""
     num_groups, end = int(memory.groups.max(initial=0)) + 1, int((memory.address + memory.length).max(initial=0)) + 1
     return (request.astype(np.int64) * num_groups + group) * end + address
 
 
 def _operations(memory: Memory, tables: Holdings, death_row: npt.NDArray[np.int64]) -> Operations:
-    """Return all operations in order. The units of one release are in descending order of position."""
     evicted, offset = _units(memory, memory.kind == MemoryKind.EVICT)
     dead = np.flatnonzero(death_row < len(memory))
     extents = np.arange(len(tables.request))

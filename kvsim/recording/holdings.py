@@ -252,7 +252,6 @@ def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple
 
 
 def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
-    """Return the offset of each unit in its extent, from the extents' lengths and their running sum."""
     narrow = np.int16 if length.max(initial=0) <= np.iinfo(np.int16).max else np.int32
     # The running sum of ones counts 0, 1, 2, ...; at the first unit of each extent, it falls back to 0.
     offset: IntArray = np.ones(int(end[-1]) if len(end) else 0, narrow)
@@ -263,21 +262,19 @@ def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ReleaseRows:
-    """Releases of whole tables, and the rows that extend the tables. Both are sorted by request and then by time.
+    """Releases of whole tables, and the rows that extend the tables, each sorted by request and then by time.
 
-    Indices of extending rows refer to this order.
+    Release i frees the extending rows [begin[i], end[i]), which are indices in this order.
     """
 
     releases: npt.NDArray[np.int32]
     request: IntArray
     begin: npt.NDArray[np.int64]
-    """Index of the first extending row that each release frees. The release frees the rows [begin, end)."""
     end: npt.NDArray[np.int64]
     first_of_request: npt.NDArray[np.int64]
     """Index of the first extending row of each request, and at the end the number of extending rows."""
 
     def death_rows(self, num_extending: int, *, nothing: int) -> npt.NDArray[np.int32]:
-        """Return the memory row that releases each of the `num_extending` extending rows; `nothing` if none does."""
         # The edges 0, begin, end, begin, end, ... bound extending rows that are never released, released, never, ...
         edges = np.zeros(2 * len(self.releases) + 2, np.int64)
         edges[1:-1:2], edges[2:-1:2], edges[-1] = self.begin, self.end, num_extending
@@ -286,14 +283,12 @@ class _ReleaseRows:
         return np.repeat(rows, np.diff(edges))
 
     def first_of_table(self) -> npt.NDArray[np.int64]:
-        """Return the index of each table's first extending row: a request's first, or the first after a release."""
         first, end = self.first_of_request[:-1], self.first_of_request[1:]
         goes_on = self.end < end[self.request]
         return np.unique(np.concatenate((first[first < end], self.end[goes_on])))
 
 
 def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.int32], _ReleaseRows]:
-    """Return the rows that extend tables, sorted by request and then by time, and the releases of tables."""
     rows = np.arange(len(memory), dtype=np.int32)[memory.kind != MemoryKind.EVICT]
     rows = rows[stable_order(memory.request[rows], num_requests)]
     released = memory.kind.take(rows) == MemoryKind.RELEASE

@@ -56,10 +56,10 @@ class CopiesUnderWay:
     def begin(
         self, number: int, is_load: bool, request: int, units: Sequence[int], slots: Sequence[int], step: int
     ) -> None:
-        """Record copy `number`, which `step` begins, between GPU blocks `units` and host blocks `slots`.
+        """Record that `step` decides on copy `number`, between GPU blocks `units` and host blocks `slots`.
 
-        It is a load to the GPU, or a store to the host. The units of a load may lack the first units of its first host
-        block.
+        It is a load to the GPU, or a store to the host if not `is_load`. A load may skip the first units of its first
+        host block.
         """
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):

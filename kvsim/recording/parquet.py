@@ -306,7 +306,7 @@ def _all_chunks(parquet: pq.ParquetFile, names: list[str]) -> Callable[[str], It
 
 
 def _chunks(parquet: pq.ParquetFile, name: str) -> Iterator[pa.Array]:
-    """Yield a column in parts of at most `_ROWS_READ` rows, without reading other columns.
+    """Yield a column in parts of at most `_ROWS_READ` rows.
 
     Row groups are read one by one, because `ParquetFile.iter_batches` keeps all decoded pages in memory until its end.
     """
@@ -330,7 +330,6 @@ def _converted(data: pa.Array, spec: Column, file: Path, name: str, num_rows: in
 
 
 def _members(encoded: pa.DictionaryArray, names: type[IntEnum], file: Path, name: str) -> npt.NDArray[np.uint8]:
-    """Return the value of the enumeration `names` for each row. The file has the names of its members in lower case."""
     values = {member.name.lower(): member.value for member in names}
     texts, index = encoded.dictionary.to_pylist(), to_numpy(encoded.indices)
     unknown = [nth for nth, text in enumerate(texts) if text not in values]

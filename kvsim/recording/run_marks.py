@@ -34,9 +34,7 @@ class Since:
     requests: Requests
     steps: Steps
     schedule: Schedule
-    """Rows that were added after the mark, and rows that were open at the mark and were extended, with all their
-    steps.
-    """
+    """Rows that cover a step after the mark. A row that began before the mark is there with all its steps."""
     memory: Memory
     images: PromptImages | None
     """Images of the requests in `rows`; None if no prompt has an image."""

@@ -413,7 +413,7 @@ class Copies(ColumnTable):
     is_optional: ClassVar[bool] = True
 
     copy: IntArray = column("int32")
-    """Number of the copy: copies count from 0 in the order in which they begin."""
+    """Number of the copy, from 0 in the order in which steps decide on copies."""
     kind: IntArray = column("uint8", names=CopyKind)
     request: IntArray = column("int32")
     begun_step: IntArray = column("int32")

@@ -71,7 +71,7 @@ class FewUnits:
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """Return the operations `ops`, numbers in any order."""
+        """Return the operations `ops`, in their order; `ops` need not ascend."""
         return self._renumbered(self._ledger.at(self._ops[ops]))
 
     def _renumbered(self, part: Part) -> Part:

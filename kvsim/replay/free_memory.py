@@ -31,8 +31,8 @@ def free_extent_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[In
 
 
 def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the number of requests that hold each unit, at each of `frames`. Every frame gets the same array,
-    changed.
+    """Yield the number of requests that hold each unit, at each of `frames`. The array is the same each time, changed
+    in place.
     """
     rows_upto = np.searchsorted(replay.recording.memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], "right")
     unit, begin, end = _stays(replay, rows_upto)

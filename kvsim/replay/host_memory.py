@@ -95,8 +95,6 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CopySteps:
-    """Stores, or loads, in the order in which they began."""
-
     begun_step: IntArray
     reported_step: IntArray
     """Step whose output reports the end of the copy; the largest int32 if the recording ends before."""
@@ -105,7 +103,6 @@ class _CopySteps:
 
     @classmethod
     def of(cls, copies: Copies, rows: IntArray) -> _CopySteps:
-        """Return the copies in the given rows of `copies.parquet`."""
         rows = rows[np.argsort(copies.copy[rows], kind="stable")]
         reported = copies.reported_step[rows]
         return cls(

@@ -33,8 +33,8 @@ class Columns(NamedTuple):
     group: npt.NDArray[np.int16]
     """Index of the KV-cache group of the owner's table; empty if the model has one group."""
     freed_last: npt.NDArray[np.int64]
-    """Allocation of each unit whose release comes last, as the `sort_key` of the row of that release and of the
-    allocation's operation.
+    """Allocation of the unit that is released last, as the `sort_key` of the row of its release and the operation of
+    itself.
 
     Empty if requests share no units.
     """

@@ -95,7 +95,7 @@ class Ledger:
         return self._unfolded.part(ops, row, ops - before.take(row))
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
-        """Return the operations `ops`, numbers in any order."""
+        """Return the operations `ops`, in their order; `ops` need not ascend."""
         row = self._before.searchsorted(ops, "right") - 1
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 

@@ -78,7 +78,6 @@ def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, i
 
 
 def _memory(recording: Recording, appends: tuple[Any, ...], releases: tuple[Any, ...]) -> Memory:
-    """Merge allocations and releases. Both have the columns step, request, position, address, length, repeat."""
     steps, num_appends, num_releases = recording.steps, len(appends[0]), len(releases[0])
     kind = np.repeat(np.array([MemoryKind.APPEND, MemoryKind.RELEASE], np.uint8), (num_appends, num_releases))
     seq = np.concatenate((steps.schedule_seq[appends[0]], steps.output_seq[releases[0]]))

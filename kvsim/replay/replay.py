@@ -324,7 +324,6 @@ class Replay:
         return states, owners
 
     def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> Seen:
-        """Return the contents of `units` in `pool`, which must show `frame`, the last event of which is `seq`."""
         live = self._live_at(seq)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
@@ -348,7 +347,7 @@ class Replay:
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies (times from an admission to the release of the memory) during event `seq`, in order of
+        """Return the residencies (times from an admission to the release of the memory) that outlast event `seq`, by
         admission.
         """
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
@@ -358,7 +357,6 @@ class Replay:
         return live
 
     def _units_written(self, residencies: Numbers, old: Numbers, new: Numbers) -> Numbers:
-        """Return the units that change when the computed tokens of each of `residencies` go from `old` to `new`."""
         changed = [self._units_between(residencies, number, *span) for number, group in enumerate(self.groups)
                    for span in group.changed(old, new)]  # fmt: skip
         return np.concatenate(changed)
@@ -390,11 +388,9 @@ class Replay:
 
     @cached_property
     def _run_key(self) -> Numbers:
-        """`sort_key` of each extent's table and position, ascending, to look up an index of a table."""
         return sort_key(self.ledger.tables.table, self.ledger.tables.position)
 
     def _padding_per_request(self) -> Numbers:
-        """Return the number of padding slots before each request's tokens; above 0 only in static batches."""
         if self.recording.meta.policy_name != "static":
             return np.zeros(len(self.recording.requests), np.int64)
         pad: Numbers = np.maximum(self.progress.first_tokens - self.recording.requests.prompt_tokens, 0)
@@ -409,7 +405,6 @@ class Replay:
         return full
 
     def _index_tables(self) -> None:
-        """Build the indices that keep lookups in the tables of a long recording fast."""
         tables, requests = self.ledger.tables, self.recording.requests
         held = tables.residencies
         self._residencies: Numbers = np.argsort(held.birth_row, kind="stable")

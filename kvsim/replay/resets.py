@@ -68,9 +68,6 @@ def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
 
 
 def _hit_units(memory: Memory, key: Numbers) -> Numbers:
-    """Return the number of shared units of each allocation, which `key` has as the `sort_key` of its request and its
-    `seq`.
-    """
     shared = memory.kind == MemoryKind.SHARE
     shared_key = sort_key(memory.request[shared], memory.seq[shared])
     order = np.argsort(shared_key, kind="stable")
@@ -80,7 +77,6 @@ def _hit_units(memory: Memory, key: Numbers) -> Numbers:
 
 
 def _units_from_host(copies: Copies, requests: Numbers, frames: IntArray) -> Numbers:
-    """Return the number of units that each of `requests` begins to load from the host at its frame."""
     loads = copies.kind == CopyKind.LOAD
     loaded_key = np.sort(sort_key(copies.request[loads], copies.begun_step[loads]))
     begin, end = (np.searchsorted(loaded_key, sort_key(requests, frames), side) for side in ("left", "right"))
