@@ -44,7 +44,7 @@ admit.
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Beginnings of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
-"""Metric in vLLM before 0.11, by kvsim's name of the distribution."""
+"""vLLM's names before 0.11 of some distributions, by kvsim's names (`HISTOGRAMS`)."""
 
 
 @dataclass(frozen=True, slots=True)

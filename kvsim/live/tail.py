@@ -21,7 +21,7 @@ _Table = TypeVar("_Table", Steps, Schedule, Memory, EncoderEvents)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Cut:
-    """Place in a recording at which a recording of the last steps may begin."""
+    """Moment of a whole recording at which a shorter recording, of the last steps, may begin."""
 
     step: int
     """Number of steps that the server had run before the cut."""

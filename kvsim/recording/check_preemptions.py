@@ -23,8 +23,9 @@ _SHORTAGE = "a step should preempt only where the free units are too few for one
 
 
 def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check that steps, requests and memory rows agree on preemptions, and that free units were too few at each
-    preemption.
+    """Check that steps, requests and memory rows agree on preemptions.
+
+    For some policies, also check that free units were too few at each preemption.
     """
     if recording.meta.exchanges_kv:
         _check_numbers(recording, residencies, folder / "requests.parquet")

@@ -46,9 +46,11 @@ class Deaths:
     """Memory row that releases each extent; the number of rows if none does. It is stored in one of two ways."""
 
     by_birth_row: IntArray | None
-    """Row of the release by row of the allocation. None if extents of one row are released at different times."""
+    """Memory row that releases what a memory row allocates, by the latter. None if extents of one row have different
+    releases.
+    """
     by_extent: IntArray | None = None
-    """Row of the release by extent; None if `by_birth_row` is not None."""
+    """Memory row that releases each extent; None if `by_birth_row` is not None."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
         """Return the releases of some extents, given by indices or a slice."""

@@ -123,7 +123,7 @@ def meta_from_document(document: Any, file: Path) -> Meta:
 
 
 def meta_as_text(meta: Meta, identity: str = "") -> str:
-    """Return the text of `meta.json` with the recording's `identity`, or without if it is empty."""
+    """Return the text of `meta.json`. It states the recording's `identity` unless that is empty."""
     document: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,

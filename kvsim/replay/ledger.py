@@ -62,7 +62,7 @@ class Ledger:
         self.has_groups = bool(recording.meta.pool.groups)
         """True if several KV-cache groups share the pool."""
         self.is_shared = self.unit_by_unit and bool((self._memory.kind == MemoryKind.SHARE).any())
-        """True if several requests ever hold a unit at the same time."""
+        """True if several requests may hold a unit at the same time, because the recording has shared units."""
         cached = recording.meta.initial_cached
         self.initial_cached = np.empty(0, np.int64) if cached is None else cached
         """Addresses of the units that are cached before the first operation."""

@@ -347,7 +347,7 @@ class Replay:
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies (times from an admission to the release of the memory) that outlast event `seq`, by
+        """Return the residencies (times from an admission to the release of the memory) after event `seq`, in order of
         admission.
         """
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
