@@ -35,7 +35,7 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether the step leaves a waiting sequence that it did not skip, if it might compute prompts."""
+    """Record whether the step leaves a waiting sequence that it did not skip, unless it must not compute prompts."""
     state = engine.state
     if not state.holds_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over

@@ -278,7 +278,7 @@ def has_room(engine: Engine) -> bool:
 
 @part
 def write_down(engine: Engine) -> StepShape:
-    """Record the step that was scheduled, and return its shape. The tokens of each sequence are recorded elsewhere."""
+    """Record the step that was scheduled, except the tokens of each sequence, and return its shape."""
     state, encoder = engine.state, engine.encoder.state
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(

@@ -29,7 +29,7 @@ def check_pipeline(policy: Policy, pipeline: Pipeline, drafts: Drafts | None, *,
 
 
 def check_loads(policy: Paged, pipeline: Pipeline) -> None:
-    """Refuse settings that may admit a request again while blocks of its last admission wait for a step."""
+    """Refuse settings that may admit a request again before the blocks of its last admission are freed."""
     scheduler = policy.scheduler
     depth = pipeline.most_in_flight(async_scheduling=bool(scheduler.async_scheduling))
     if depth > 2 and not rules_of(scheduler.vllm).spares_busy:

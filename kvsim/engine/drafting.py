@@ -53,8 +53,8 @@ def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
 
 @part
 def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, the length of a chunk; fewer if otherwise fewer tokens of the prompt would follow the chunk
-    than drafting reads there (`prompt_ahead_tokens`).
+    """Return the length of a chunk: `num_tokens`, or fewer, so that at least `prompt_ahead_tokens` tokens of the prompt
+    follow the chunk if any do.
     """
     ahead, rest = engine.settings.prompt_ahead_tokens, sequence.num_tokens - computed - num_tokens
     return max(num_tokens - (ahead - rest), 0) if 0 < rest < ahead else num_tokens

@@ -40,8 +40,10 @@ class Driver:
     def __init__(
         self, engine: Engine, *, compiled: bool = False, compile_later: Callable[[], Engine | None] = lambda: None
     ) -> None:
-        """Run `engine`, which is `compiled` or interpreted. A run of more than one slice continues in the compiled
-        engine that `compile_later` returns. If that is None, the run stays in `engine`.
+        """Run `engine`, which is `compiled` or interpreted.
+
+        A run of more than one slice continues in the compiled engine that `compile_later` returns; if it returns None,
+        the run stays in `engine`.
         """
         self.engine = engine
         """The engine in its current state. Its arrays keep the rows of a slice until the next slice begins."""
@@ -169,7 +171,7 @@ class Driver:
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
-        """Return the numbers of tokens in the step scheduled last, by sequence, in order of scheduling."""
+        """Return the number of tokens of each sequence in the step scheduled last, by number, in order."""
         size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
@@ -194,12 +196,12 @@ class Driver:
         return self.table(number, group) if self.engine.sequences[number].num_units else []
 
     def table(self, number: int, group: int = 0) -> list[int]:
-        """Return the block ids in a sequence's table, which must exist or have blocks that are freed late."""
+        """Return the block ids in the table of sequence `number`, if it has one or its blocks are freed late."""
         table = table_of(self.engine, self.sequence(number), group)
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """Return the ids of the free blocks in queue order. The loop ends even if its links are damaged."""
+        """Return the ids of the free blocks in queue order, at most once each even if links are damaged."""
         queue: list[int] = []
         following = listed_column(self.engine.blocks, "next")
         block = following[HEAD]
@@ -261,8 +263,8 @@ class Driver:
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
         """Return the transfers that concern other servers and have begun since the last call.
 
-        The first list has the loads: number of the sequence, and time in seconds at which the load ends. The second
-        list has the numbers of the sequences whose prompts the servers that computed them need not keep any longer.
+        The first list has the loads, as (number of the sequence, time of the end in seconds). The second list has the
+        numbers of the sequences whose prompts other servers need not keep any longer.
         """
         connector = self.engine.connector
         state = connector.state
@@ -324,7 +326,7 @@ class Driver:
         return bool(self.engine.state.num_arrived > self.engine.state.num_ended)
 
     def report_read(self, number: int, at_s: float) -> None:
-        """Set the time at which another server has read the blocks that ended sequence `number` keeps."""
+        """Set the time `at_s` at which another server has read the blocks that ended sequence `number` keeps."""
         if self.engine.settings.lockstep and not self.has_requests():
             self.skip_to(at_s)  # no step of the other ranks may advance its clock
         self.engine.connector.transfers[number].done_s = at_s

@@ -168,7 +168,7 @@ def encode(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def return_budget(engine: Engine, sequence: Sequence) -> None:
-    """Return a preempted sequence's images of this step to its budget. As in vLLM, they stay cached."""
+    """Add a preempted sequence's images of this step to the step's budget again. As in vLLM, they stay cached."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
         place = engine.encoder.inputs[index]
         if place.encoded_in == engine.state.num_scheduled:
@@ -219,7 +219,7 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether a sequence uses an image for input `index`; with `any_place_frees`, for any equal input."""
+    """Tell whether a sequence uses an image for input `index`; with `any_place_frees`, for any input with it."""
     place = engine.encoder.inputs[index]
     return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_same].is_user)
 

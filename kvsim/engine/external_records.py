@@ -27,7 +27,7 @@ class ExternalState:
     num_deferred: int = 0
     num_prefilling: int = 0
     num_settled_calls: int = 0
-    """Number of the scheduler's latest calls without effect, one after the other."""
+    """Number of the scheduler's latest consecutive calls without effect."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -50,7 +50,7 @@ class ExternalKV(NamedTuple):
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Numbers of the sequences that load or compute their prompt. Blocks are reserved for the rest."""
+    """Numbers of the sequences that load or compute their prompt, for the rest of which blocks are reserved."""
     deferred: Numbers
     """Numbers of the sequences whose blocks wait for steps in flight, in the order of their releases."""
 

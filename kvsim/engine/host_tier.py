@@ -64,9 +64,9 @@ class HostState:
     """Numbers of the second tier that change from step to step."""
 
     num_used: int = 0
-    """Number of slots that were ever allocated. As long as there are others, these are allocated first, in order."""
+    """Number of slots that were ever allocated. Slots that never were are allocated first, in order."""
     last_given_back: int = 0
-    """Index of the host block that was evicted last. Once all slots have been used, its slot is allocated next."""
+    """Index of the host block evicted last, whose slot is allocated next once all slots have been used."""
     num_free: int = 0
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
@@ -90,7 +90,7 @@ class HostState:
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostBlock(Linked):
-    """One host block, or a ghost of ARC: the key of a block that was evicted."""
+    """One host block; or a ghost, in which ARC remembers the key of an evicted block."""
 
     key: int = 0
     readers: Small = 0

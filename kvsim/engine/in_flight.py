@@ -13,7 +13,7 @@ from kvsim.engine.state import Engine
 
 @part
 def oldest(engine: Engine) -> int:
-    """Return the place of the oldest step in flight; there must be one."""
+    """Return the index in `Engine.launched` of the oldest step in flight, which must exist."""
     state = engine.state
     assert state.num_in_flight > 0
     place = state.next_launched - state.num_in_flight
@@ -22,13 +22,13 @@ def oldest(engine: Engine) -> int:
 
 @part
 def later(engine: Engine, place: int) -> int:
-    """Return the place of the step launched after the one at `place`."""
+    """Return the index in `Engine.launched` of the step launched after the one at `place`."""
     return place + 1 if place + 1 < engine.settings.most_in_flight else 0
 
 
 @part
 def earlier(engine: Engine, place: int) -> int:
-    """Return the place of the step launched before the one at `place`."""
+    """Return the index in `Engine.launched` of the step launched before the one at `place`."""
     return place - 1 if place > 0 else engine.settings.most_in_flight - 1
 
 

@@ -92,7 +92,7 @@ class EnginePlan:
     answers: bool = False
     """True if the engine stops whenever a request has ended, so that its client can act on the answer."""
     lockstep: bool = False
-    """True if the engine stops at every step, because the step waits for those of other ranks."""
+    """True if the engine stops at every step, because it waits for the steps of other ranks."""
     stamp_at_entry: bool = False
     """True if a request's recorded arrival is when the engine has added it; False: when it was sent."""
     records_memory: bool = False
@@ -331,7 +331,7 @@ def _num_memory_rows(room: Room) -> int:
 
 
 def _built_in_rules(eviction: OptimalEviction | None) -> scheduler.BuiltInRules:
-    """Return vLLM's rules, with `eviction` in place of its eviction rule unless that is None."""
+    """Return vLLM's rules. `eviction`, if given, replaces the eviction rule."""
     if eviction is None:
         return scheduler.VLLM
     return replace(
@@ -447,7 +447,7 @@ def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
 
 
 def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) -> Records[records.Block]:
-    """Return the records of all blocks, linked into the free queue in the order of `initial_free`, or by id."""
+    """Return the records of all blocks, linked into the free queue: in the order `initial_free`, else by id."""
     blocks = make(records.Block, num_usable + 1, compiled=compiled)
     ids = np.arange(num_usable + 1)
     queue = ids if initial_free is None else np.array([0, *initial_free])

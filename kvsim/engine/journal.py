@@ -130,7 +130,7 @@ def list_batch(engine: Engine) -> None:
 
 @part
 def extends_row(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
-    """Tell whether this step repeats the open row of a sequence, so that the row's `repeat` can count it."""
+    """Tell whether the latest schedule row of a sequence can count this step, too, by its `repeat`."""
     open_row = sequence.open_row
     if open_row < 0 or engine.settings.num_drafts > 0:
         return False
@@ -141,7 +141,7 @@ def extends_row(engine: Engine, sequence: Sequence, computed_before: int, tokens
 
 @part
 def extend_row(engine: Engine, sequence: Sequence, num_steps: int) -> None:
-    """Add `num_steps` repetitions to the open row of a sequence in the schedule."""
+    """Count `num_steps` more steps in the latest schedule row of a sequence."""
     engine.schedule_rows[sequence.open_row].repeat += num_steps
 
 

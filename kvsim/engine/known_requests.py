@@ -54,10 +54,10 @@ class Demand:
         )
 
     def known_begins(self, unit_tokens: int) -> Column:
-        """Return `begins`, with a key that no other request has where the tokens are unknown.
+        """Return `begins`; where the tokens are unknown, a key that no other request has.
 
-        If `begins` is None, the key is that of the whole pages (of `unit_tokens` tokens) within the first
-        `BEGIN_TOKENS` tokens, or that of the first page if it is larger.
+        If `begins` is None, return keys of whole pages of `unit_tokens` tokens: of the last page within the first
+        `BEGIN_TOKENS` tokens, or of the first page if it is larger.
         """
         keys = self.begins
         if keys is None:
@@ -69,7 +69,7 @@ class Demand:
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:
-        """True for requests that end before their limit, which async scheduling notices a step late: bool[n]."""
+        """True for requests that end before their limit, which async scheduling notices late: bool[num_requests]."""
         return np.asarray(self.output < self.limit)
 
     def reservations(self, policy: Contiguous) -> Column:

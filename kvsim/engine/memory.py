@@ -109,7 +109,7 @@ class MemoryManager:
     grow: Callable[[Engine, Sequence, int], bool] = _no_more
     """Allocate memory for `num_tokens` more tokens of a running sequence; return False if there is too little."""
     cache: Callable[[Engine, Sequence, int], None] = _keep_nothing
-    """Put the first `num_tokens` tokens of a running sequence into the prefix cache. Their values must be known."""
+    """Put the first `num_tokens` tokens of a running sequence, which must be known, into the prefix cache."""
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence. If its status is `PREEMPTED`, it will be admitted again."""
     frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
@@ -143,7 +143,7 @@ class MemoryManager:
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Begin the transfers that the step just scheduled has decided."""
     before_update: Callable[[Engine, int], None] = _ignore
-    """Free the blocks that were kept for the oldest step in flight. The argument is its place in `Engine.launched`."""
+    """Free the blocks that were kept for the oldest step in flight, whose index in `Engine.launched` is given."""
     after_update: Callable[[Engine], None] = _do_nothing
     """End the transfers that are reported with the output just processed."""
     start_transfers: Callable[[Engine], None] = _do_nothing

@@ -143,8 +143,9 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 
 
 def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: int) -> dict[str, Any]:
-    """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight. They replace
-    `frees_late` and `notes_every_step`, which native offload sets. The two are never used together.
+    """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight.
+
+    They replace `frees_late` and `notes_every_step`, which native offload sets; it is never used with a connector.
     """
     rules = rules_of(policy.scheduler.vllm)
     return {

@@ -62,7 +62,7 @@ class RadixArguments:
     num_rows: int = 0
     """Largest number of requests that run at once."""
     row_pages: int = 0
-    """Number of pages in a row of the request table, which is the number of the longest sequence's pages."""
+    """Number of pages in a row of the request table: those of the longest sequence."""
     chunk_tokens: int = 0
     """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
     max_prefill_tokens: int = 0
@@ -84,7 +84,6 @@ class RadixArguments:
     preemption_threshold: int = 0
     retracts_by_priority: bool = False
     first_ratio: float = 0.0
-    """Initial value of `RadixState.ratio`."""
     least_ratio: float = 0.0
     """Value of `RadixState.ratio` below which it never falls."""
     ratio_decay: float = 0.0
@@ -103,7 +102,6 @@ class RadixArguments:
     write_policy: int = NO_HOST
     """Write policy of the host tier; see `NO_HOST`."""
     copies_end: int = IN_NEXT_PASS
-    """Rule by which the scheduler finds that a copy has ended: `IN_NEXT_PASS`, `BY_CLOCK` or `REPORTED`."""
     store_page_s: float = 0.0
     """Seconds that copying a page to the host takes."""
     load_page_s: float = 0.0
@@ -203,9 +201,9 @@ class RadixState:
     """Number of used records in `RadixTables.needs`; -1 before the first candidate of a pass."""
     num_free_host: int = 0
     num_written: int = 0
-    """Number of copies to the host that the scheduler has not found ended."""
+    """Number of copies to the host in progress, as far as the scheduler knows."""
     num_loading: int = 0
-    """Number of loads from the host that the scheduler has not found ended."""
+    """Number of loads from the host in progress, as far as the scheduler knows."""
     num_doubled: int = 0
     """Number of values of `Node.doubled` that were assigned since the run began."""
     num_copying: int = 0
@@ -222,9 +220,9 @@ class RadixState:
     num_step_loads: int = 0
     """Number of pages that the step being scheduled loads from the host."""
     awaited_s: float = 0.0
-    """Time in seconds at which the last copy to the host ends for which an eviction makes the host wait."""
+    """Time in seconds until which the host waits for copies of evicted nodes."""
     num_idle_passes: int = 0
-    """Number of latest passes, one after the other, that launched no batch and changed nothing."""
+    """Number of the latest consecutive passes that launched no batch and changed nothing."""
     num_copy_rows: int = 0
     num_events: int = 0
 
@@ -293,7 +291,7 @@ class Node(Bucketed):
     """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number of this node as the topmost one whose windows a request locks; 0 if it is none."""
+    """Number that marks this node as the topmost one whose windows some request locks; 0 if it is not."""
     younger: Small = ROOT
     """Node whose windows were used next after those of this node. For `ROOT`: the node whose windows are the least
     recently used. `older` is the opposite link.
@@ -370,7 +368,7 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """Copy of the last pages of a path between device and host, until the scheduler finds it ended."""
+    """Copy of the last pages of a path between device and host, in progress as far as the scheduler knows."""
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
@@ -394,9 +392,9 @@ class CacheEvent:
     is_first: bool = False
     """True if the record begins an event; False if it adds pages to the previous event."""
     subject: Small = 0
-    """Number of slots to evict (`ASKED`), of the retracted request, or of the first page, by `kind`."""
+    """Number of slots to evict (`ASKED`), of the request (`RETRACTED`), or otherwise of the first page."""
     length: Small = 0
-    """Number of window slots to evict (`ASKED`), of the request's output tokens, or of pages, by `kind`."""
+    """Number of window slots to evict (`ASKED`), of output tokens (`RETRACTED`), or otherwise of pages."""
     others: Small = 0
     """Number of requests in the batch that continue while a request is retracted; 0 for other kinds."""
 

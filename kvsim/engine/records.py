@@ -165,9 +165,11 @@ class Settings:
     at junctions (see `Sequence.junction`).
     """
     expires_from: int = 0
-    """Smallest number of computed tokens with which a sequence can hold expired tokens."""
+    """Smallest number of computed tokens with which a sequence can hold tokens that no later step reads."""
     marks_prompt_end: FeatureFlag = False
-    """True if a step that caches up to the end of a prompt counts as writing its last recurrent state."""
+    """True if caching up to a prompt's end marks its last recurrent state as written now: no hit before the next
+    step.
+    """
     bounds_first_chunk: bool = False
     """True if the first chunk of a sequence ends at `Sequence.junction`."""
     keeps_junctions: bool = False
@@ -179,7 +181,7 @@ class Settings:
     most_chunk_tokens: int = 0
     """Largest number of tokens of one prompt in one step."""
     spares_last_token: bool = False
-    """True if the last boundary of a prompt is before its last token, even if it has a whole number of blocks."""
+    """True if the last boundary of a prompt is before its last token, even if that token ends a block."""
     cuts_every_full_kind: bool = False
     """True to cut the hits of all kinds of full attention to the hit of all groups; False: only the first kind's."""
     boundary_tokens: Feature = 0
@@ -223,7 +225,7 @@ class Settings:
     with a connector, all of its tokens.
     """
     host_blocks: Feature = 0
-    """Number of blocks of host memory to which preempted sequences are swapped; 0 if they are not."""
+    """Number of blocks of host memory to which preempted sequences are swapped; 0 without such swapping."""
     host_block_s: float = 0.0
     """Seconds that copying one block over the link takes."""
     fit: int = 0
@@ -382,7 +384,7 @@ class State:
     num_padding_drafts: int = 0
     """Number of padding drafts of the next waiting sequence, if it is admitted now."""
     num_counts: int = 0
-    """Number of times that expired tokens were counted since the run began. `Readers.seen_in` refers to it."""
+    """Number of times that `groups.expired_slots` has counted since the run began; see `Readers.seen_in`."""
     hit_tokens: int = 0
     """Number of leading tokens of the sequence being admitted that are in the prefix cache."""
     num_partly_cached: int = 0
@@ -476,9 +478,9 @@ class Sequence(Bucketed):
     parked_tokens: Small = 0
     """Number of computed tokens whose blocks were swapped to the host."""
     place: Small = 0
-    """Index of the sequence's tables, with blocks; without blocks, address at which its extent begins."""
+    """Index of the sequence's tables if memory has blocks; otherwise the address at which its extent begins."""
     num_units: Small = 0
-    """Number of blocks or, without blocks, of slots that the sequence holds."""
+    """Number of blocks that the sequence holds; of slots if memory has no blocks."""
     requested: Small = 0
     """Number of slots that the sequence requested for its extent, before the allocator rounded up."""
     moves_to: Small = 0
@@ -603,7 +605,7 @@ class Group:
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because drafting modules may compute them again."""
     first_entry: int = 0
-    """Offset of the group's table from the first entry of a place; see `Engine.tables`."""
+    """Offset of the group's table in the entries of one sequence; see `Engine.tables`."""
     next_of_kind: int = 0
     """Index of the next group of the same kind, which is looked up together with this one; -1 if there is none."""
     next_in_lookup: int = 0

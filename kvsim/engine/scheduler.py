@@ -348,7 +348,7 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can compute `num_tokens` more tokens without a new or filled block."""
+    """Tell whether a running sequence can compute `num_tokens` more tokens without needing or filling a block."""
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 
@@ -374,7 +374,7 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def remove_running(engine: Engine, chosen: int) -> Sequence:
-    """Remove the sequence at index `chosen` from the running ones; return it."""
+    """Remove the sequence at index `chosen` of `Engine.running`; return it."""
     state = engine.state
     fast_forward.catch_up(engine, chosen, state.num_scheduled - 1)
     sequence = engine.sequences[engine.running[chosen]]

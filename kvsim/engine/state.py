@@ -117,7 +117,7 @@ class Engine(NamedTuple):
     """Steps in flight: a ring of `Settings.most_in_flight` records; see `in_flight`."""
     groups: Records[records.Group]
     tables: Records[records.Table]
-    """Block tables, one for each place and group; see `table_of`. A sequence with blocks has a place."""
+    """Block tables, one for each place (`Sequence.place`) and group; see `table_of`."""
     entries: Numbers
     """Block ids in all tables, and after these the hit blocks of the sequence being admitted."""
     prompt_keys: Numbers

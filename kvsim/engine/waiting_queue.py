@@ -68,7 +68,7 @@ def remove(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def begin_pass(engine: Engine) -> None:
-    """Begin a pass. It visits the skipped sequences, and then the queue."""
+    """Begin the visit of the waiting sequences in one step: first the skipped ones, and then the queue."""
     engine.state.num_looked_at = engine.state.num_skipped_again = 0
 
 
@@ -224,7 +224,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Fill the heap's empty entry `index`, moved up past parents that sequence `number` precedes, with it."""
+    """Put sequence `number` at the heap's empty entry `index`, or above the parents that it precedes."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap

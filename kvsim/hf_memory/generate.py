@@ -110,7 +110,7 @@ def generate_memory(
 
 
 def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
-    """Allocate what a process holds before its first batch; return the bytes, without a workspace not `warm`."""
+    """Allocate what a process holds before its first batch. Return the bytes; the workspace counts if `warm`."""
     if other_bytes:
         allocator.allocate(other_bytes)
     _load(model, allocator)
@@ -183,9 +183,7 @@ class _Call:
         self._logits: int | None = None
 
     def step(self) -> None:
-        """Run one forward pass and choose one token for every row. The logits stay alive after this step, as they are
-        when a recorder reads the allocator before the stopping criteria.
-        """
+        """Run one forward pass and choose one token for every row. The logits stay alive until the next step."""
         self._drop_logits()
         self._logits = self._pass()
         self._width += 1

@@ -166,8 +166,9 @@ class KVCacheLayout:
 
     @property
     def unit_slots(self) -> int:
-        """Number of slots in a block. A slot is room for one token; with several groups, a slot is one byte. Blocks of
-        different groups may hold different numbers of tokens, but have the same number of bytes.
+        """Number of slots in a block. A slot is room for one token if the layout is uniform, otherwise one byte.
+
+        Blocks of different groups may hold different numbers of tokens, but have the same number of bytes.
         """
         return self.groups[0].block_size if self.is_uniform else self.bytes_per_block
 

@@ -110,7 +110,7 @@ class CachedBlock(Protocol):
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in the cached blocks that continue this block's prefix, and are hit only with it."""
+        """Number of tokens in the cached blocks that continue this block's prefix, and need it to be hit."""
 
 
 class Candidates(Sequence[CachedBlock]):
@@ -174,7 +174,7 @@ class StepInMaking(Protocol):
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Schedule at most `num_tokens` tokens of a running request in this step; None for as many as possible.
 
-        A request may be scheduled once a step. Return False, and change nothing, if the pool has no room, the token
+        A request may be scheduled only once in a step. Return False, and change nothing, if the pool has no room, the token
         budget is used up, or the request has nothing to compute.
         """
 

@@ -36,7 +36,7 @@ class Drafts:
     drops_last_hit: bool = False
     """True if the last block of every prefix hit is computed again, because the draft layers need its hidden states."""
     limits_running: bool = False
-    """True if fewer requests may run, so that a step has room for the `lookahead_tokens` of each."""
+    """True if fewer requests may run, so that a step has room for the `lookahead_tokens` of each request."""
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` tokens are drafted for each
     request. Empty if `num_tokens` are drafted after every step.

@@ -64,7 +64,8 @@ class Pipeline:
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return the largest number of useless tokens of a sequence: computed before the output arrives that ends it.
+        """Return the largest number of tokens that a sequence computes in vain, because its end is seen late.
+
         vLLM knows in advance that a sequence reaches its limit only if at most one of its tokens is in flight.
         """
         if not async_scheduling:
@@ -73,7 +74,7 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return how many steps back the step is whose tokens a step awaits; 0 if a step awaits no tokens."""
+        """Return how many steps earlier the step is scheduled whose tokens a step needs; 0 if it needs none."""
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

@@ -67,7 +67,7 @@ def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of an enumeration field, from its new value by the release that changed it."""
+    """Return the metadata of an enumeration field. `members` has its new values by the changing release."""
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 
 
@@ -366,7 +366,7 @@ def is_known(release: str) -> bool:
 
 
 def nearest_words(release: str) -> list[str]:
-    """Return a warning that names the release whose rules are followed instead; empty if `release` is known."""
+    """Return a list with a warning that names the release whose rules apply; empty if `release` is known."""
     if is_known(release):
         return []
     nearest = OLDEST if number_of(release) < number_of(OLDEST) else NEWEST
@@ -482,8 +482,9 @@ def net_changes(old: str, new: str) -> tuple[Change, ...]:
 
 
 def _values_at(release: str, kind: type) -> dict[str, Any]:
-    """Return the values of those fields of `kind` that differ from the oldest release, by name. These are changed by a
-    release up to `release`, or replaced in a name made by `varied`.
+    """Return the values of those fields of `kind` that differ from the oldest release, by name.
+
+    Releases up to `release` have changed them, or a name made by `varied` replaces them.
     """
     names = {each.name for each in fields(kind)}
     changes = (change for change in CHANGES if number_of(change.since) <= number_of(release))

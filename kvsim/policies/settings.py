@@ -30,7 +30,7 @@ OF_PAGED: Final = (
 PCIE_GEN5_X16_GB_PER_S = 63.0
 """Speed of PCI Express 5.0 x16 in one direction, in 10^9 bytes per second: 32 GT/s per lane, encoded 128b/130b."""
 LINK_EFFICIENCY = 0.8
-"""Share of the link's speed that copies of blocks reach; assumed, because packet headers and small copies cost time."""
+"""Share of the link's speed that copies of blocks reach. Assumed: packet headers and small copies cost time."""
 LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
 """Default speed of the link to host memory, in 10^9 bytes per second."""
 LINK_SPEED: Final = {"above": 0, "below": 1_000_000}
@@ -75,7 +75,7 @@ class Reserve(Enum):
     ORACLE = "oracle"
     """The exact future length of the sequence: an upper bound that no real system reaches."""
     DOUBLING = "doubling"
-    """The next power of two above the current length. When the sequence has filled it, it doubles; see `Growth`."""
+    """The next power of two above the current length, doubled when the sequence has filled it; see `Growth`."""
 
 
 class Growth(Enum):

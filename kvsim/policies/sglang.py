@@ -203,8 +203,8 @@ class Radix:
         """Return the number of slots of the first pool, in whole pages, if both pools take `kv_bytes` bytes; it may be
         0.
 
-        The second pool is for layers with windows. Without a radix cache its size is fixed, and the first pool gets the
-        rest.
+        The second pool is for layers with windows. Without a radix cache, it has a fixed size, and the first pool gets
+        the rest.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if layers.window_tokens and self.cache.disable_radix_cache and chunk > 0:

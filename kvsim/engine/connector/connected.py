@@ -95,7 +95,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a running sequence may be preempted. Some releases require that its blocks become free at once."""
+    """Tell whether a running sequence may be preempted. In some releases, all its blocks must become free at once."""
     return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 

@@ -56,16 +56,16 @@ class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
     def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
-        """Begin with an empty cache. The free block with the smallest `rank` is evicted first; None: no ranks."""
+        """Begin with an empty cache. The free block with the smallest `rank` is evicted first, unless it is None."""
         self._by_unit: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """Cached blocks that no table holds, by block id, the least recently freed first."""
         self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
-        """Cached blocks with each key, by key and block id. Several blocks may hold the same prefix."""
+        """Cached blocks by their key and then by block id: several blocks may hold the same prefix."""
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
         """Keys of the cached prefixes that are one block longer than a prefix, by the key of that prefix."""
         self._below: dict[int, int] | None = None
-        """Number of tokens in the cached blocks that continue a prefix, by its key; None until a rule asks."""
+        """Number of tokens in the cached blocks that continue a prefix, by the key of the prefix; None if unread."""
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
         """Heap of free blocks as (rank, ranking, block). An entry is outdated if the block has another `ranking`."""

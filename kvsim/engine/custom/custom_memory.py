@@ -214,7 +214,7 @@ def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
 
 
 def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
-    """Check that the `added` units are in the pool and free, and append them to a table. They lose their prefixes."""
+    """Check that the `added` units are in the pool and free, append them to a table, and remove their prefixes."""
     rules, units = _rules(engine), _rules(engine).units
     evicted = []
     for unit in added:

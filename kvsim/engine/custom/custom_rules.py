@@ -37,9 +37,9 @@ QUEUED = (WAITING, PREEMPTED)
 """Values of `Sequence.status` of a request that is in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive steps without tokens: all running requests may await their last outputs."""
+"""Largest number of consecutive steps that may compute nothing, because requests await their last outputs."""
 _MOST_TIMES = 10
-"""Largest number of times that all known tokens may be computed until any request gets a new output token."""
+"""Factor on the number of known tokens: with more tokens computed since the last output token, the run ends."""
 
 Answer = TypeVar("Answer")
 
@@ -115,7 +115,7 @@ class CustomRules:
         self._has_declined = False
         """True if the policy has chosen to admit no further request in this step."""
         self._tokens_in_vain = self._most_in_vain = 0
-        """Tokens computed since a request last got an output token, and the number for the next check."""
+        """Tokens computed since any request got an output token, and the number at which this is checked."""
         self._alone: int | None = None
         """Number of the only sequence that `compute` serves; None outside of `compute`."""
         self._next: Iterator[ServedRequest] | None = None

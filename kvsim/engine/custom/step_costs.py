@@ -17,9 +17,7 @@ from kvsim.steptime import StepShape
 
 
 def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
-    """Return the duration in seconds of a step with the current batch and more tokens. `tokens` has the number of these
-    tokens by the number of their sequence.
-    """
+    """Return the duration in seconds of a step with the current batch and `tokens[number]` more of each sequence."""
     state, planned = engine.state, _batch(engine)
     for number, num_tokens in tokens.items():
         planned[number] = planned.get(number, 0) + num_tokens

@@ -74,7 +74,7 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
 
 
 def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return the number of `size` sequences that can load at once. Each needs the GPU blocks of one host block."""
+    """Return how many of `size` sequences can load at once. Each needs the GPU blocks of one host block."""
     return min(size, num_units // blocks_per_slot(policy))
 
 

@@ -34,7 +34,7 @@ def find(engine: Engine, key: int) -> int:
 
 @part
 def slot_of(block: int) -> int:
-    """Return the slot of a host block that is not a ghost."""
+    """Return the slot of a host block."""
     return block - NUM_LISTS
 
 
@@ -78,7 +78,7 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the host block with `key` as recently used. If ARC has only evicted the key lately, it adapts its target."""
+    """Mark the host block with `key` as recently used. If ARC only remembers the key, adapt its target length."""
     tier = engine.host
     block = _find_also_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
@@ -143,7 +143,7 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 
 @part
 def store(engine: Engine, key: int) -> int:
-    """Allocate a free slot for `key`, which no host block holds, for a store; return the host block."""
+    """Allocate a free slot to store `key`, which no host block holds yet; return the host block."""
     tier = engine.host
     state = tier.state
     ghost = _find_also_ghosts(engine, key)
@@ -229,7 +229,7 @@ def _forget_ghost(engine: Engine, ghost: int) -> None:
 
 @part
 def _enter(engine: Engine, place: int, block: int) -> None:
-    """Append a host block or ghost to the list `place`, as the most recently used."""
+    """Append a host block, or a remembered key (ghost), to list `place`, as the most recently used."""
     tier = engine.host
     linked_list.insert_before(tier.blocks, place, block)
     tier.blocks[block].in_list = place
@@ -257,7 +257,7 @@ def _move(engine: Engine, place: int, block: int) -> None:
 
 @part
 def _find_also_ghosts(engine: Engine, key: int) -> int:
-    """Return the host block or ghost that holds `key`; `NO_HOST_BLOCK` if there is none."""
+    """Return the host block that holds `key`, or the record in which ARC remembers it; else `NO_HOST_BLOCK`."""
     tier = engine.host
     block = tier.buckets[_bucket_of(engine, key)]
     while block != NO_HOST_BLOCK and tier.blocks[block].key != key:

@@ -41,7 +41,8 @@ def num_skipped_tokens(engine: Engine, group: int, computed: int) -> int:
 @part
 def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
     """Return the number of leading tokens that the layers of a group do not read after `computed` computed tokens.
-    Unlike `num_skipped_tokens`, tokens count that the group keeps although its layers have a window.
+
+    It exceeds `num_skipped_tokens` if the layers have a window, but the group keeps every token.
     """
     record = engine.groups[group]
     if record.kind == FULL and record.window > 0:
@@ -91,7 +92,7 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 
 @part
 def is_written_this_step(engine: Engine, group: int) -> bool:
-    """Tell whether this step writes the recurrent state that was hit. Others cannot read it yet."""
+    """Tell whether this step writes the recurrent state that was hit, which others cannot read yet."""
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind != MAMBA or record.num_hits == 0:
         return False

@@ -26,7 +26,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def num_admissible(engine: Engine) -> int:
-    """Return the number of free blocks for a waiting sequence; the watermark counts if any sequence runs."""
+    """Return the number of free blocks that a waiting sequence may take: without the watermark if any runs."""
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
 
@@ -174,7 +174,7 @@ def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
 
 @part
 def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the number of known tokens with which another block may be cached. Now, `num_tokens` tokens are known."""
+    """Return the number of known tokens with which another block may be cached, if `num_tokens` are known now."""
     settings = engine.settings
     if settings.num_drafts == 0:
         return settings.commit_tokens * (num_tokens // settings.commit_tokens + 1)
@@ -327,7 +327,7 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Set `Sequence.room_tokens`. `computed` tokens of the sequence are computed now."""
+    """Set `Sequence.room_tokens` of a sequence with `computed` computed tokens."""
     room, first = NEVER, engine.settings.first_in_lookup
     read = max(0, computed - sequence.in_flight) if engine.settings.windows_wait else computed
     while first != groups.NO_GROUP:

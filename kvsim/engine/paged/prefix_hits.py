@@ -148,7 +148,9 @@ def _cut(engine: Engine, first: int, hit_tokens: int) -> None:
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of leading cached blocks of full attention, rounded down to a boundary of all groups."""
+    """Return the number of leading cached blocks of full attention, without the last one if `leaves_out`, rounded down
+    to a boundary of all groups.
+    """
     block_size, num_hits = engine.groups[first].block_size, 0
     while num_hits < limit // block_size and _store_hit(engine, sequence, first, num_hits):
         num_hits += 1

@@ -60,7 +60,7 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Fill the empty place `place` of the heap, moved up past nodes that are evicted later, with `node`."""
+    """Put `node` at the empty place `place` of the heap, or above the nodes there that are evicted later."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]

@@ -37,7 +37,7 @@ def tree_units(engine: Engine) -> int:
 
 @part
 def wait_for_copies(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if all passes are idle."""
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if passes have no effect."""
     state, radix = engine.state, engine.radix.state
     is_settled = radix.num_idle_passes >= _SETTLED_PASSES and state.num_in_flight == 0
     if is_settled and tree_copies.are_awaited(engine) and engine.radix.settings.copies_end == BY_CLOCK:

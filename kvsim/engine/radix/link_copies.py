@@ -30,7 +30,7 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Queue a copy of a node to the host for `start_stores`. Its path stays locked until the copy is found ended."""
+    """Queue a copy of a node to the host for `start_stores`. The node's path stays locked until `finish`."""
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)
@@ -69,7 +69,8 @@ def store_now(engine: Engine, node: int) -> None:
 
 @part
 def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
-    """Begin to load the last `num_pages` pages of the path to a node. The path is locked until the load is found ended.
+    """Begin to load the last `num_pages` pages of the path to a node. The path stays locked until `finish`.
+
     `start_loads` puts the load on the link, together with all loads of the step that is being scheduled.
     """
     radix = engine.radix.state
@@ -171,7 +172,7 @@ def _after_kernels_s(engine: Engine, free_s: float) -> float:
 
 @part
 def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
-    """Return the number of the first `size` copies that have ended. Copies end in order."""
+    """Return how many of the first `size` copies have ended. Copies end in order."""
     num_ended = 0
     while num_ended < size and copies[num_ended].done_s <= engine.state.host_s:
         num_ended += 1
@@ -180,7 +181,7 @@ def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
 
 @part
 def _finish_load(engine: Engine, anchor: int) -> None:
-    """Remove the locks of a load that ends at node `anchor`. Its nodes are now on the device and on the host."""
+    """Remove the locks of a load that ends at node `anchor`. The loaded nodes are now on device and host."""
     tree_nodes.unlock_after_copy(engine, anchor)
     engine.radix.nodes[anchor].host_locks -= 1
     node = anchor

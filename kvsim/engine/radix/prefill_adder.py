@@ -198,7 +198,8 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
     """Return the largest number of prompt tokens to compute at once for which window slots suffice; 0 if there is none.
-    It is below the chunk size only for a request whose windows would otherwise not fit into the whole pool.
+
+    It is below `_most_at_once` only for a request whose windows would otherwise not fit into the whole pool.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)
@@ -277,7 +278,7 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert a candidate's future needs into `RadixTables.needs`; first in a pass, those of all other requests."""
+    """Insert a candidate's future needs into `RadixTables.needs`; at first in a pass, also those of all others."""
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
         _insert_later_need(engine, sequence)

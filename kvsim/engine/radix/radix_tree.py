@@ -37,7 +37,7 @@ _ROW_BITS = 32
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of page `page` of request `number`; if its tokens are unknown, a negative one of its own."""
+    """Return the key of page `page` of request `number`: if its tokens are unknown, negative and no other's."""
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
         return engine.prompt_keys[sequence.first_key + page]
@@ -86,8 +86,9 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Return the number of consecutive tokens with window slots, counted back from the end of a node. `num_before` is
-    this number at the end of the node's parent. Without windows, it is returned.
+    """Return the number of consecutive tokens with window slots, counted back from the end of a node.
+
+    `num_before` is this number at the end of the node's parent; without windows, it is the result.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -225,7 +226,7 @@ def end_of(engine: Engine, node: int) -> int:
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the node that begins with the request's page after its first `depth` ones; `ROOT` for none."""
+    """Return the child, after `depth` pages of a request, that begins with the next page; `ROOT` for none."""
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:
@@ -274,7 +275,7 @@ def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by the pages of a node, from page `begin` on. It has no windows before `gone`."""
+    """Replace a request's pages by those of a node, from page `begin` on. Pages before `gone` have no windows."""
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
     middle = min(max(gone, begin), end)

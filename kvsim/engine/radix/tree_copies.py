@@ -34,7 +34,7 @@ def is_on(engine: Engine) -> bool:
 
 @part
 def are_awaited(engine: Engine) -> bool:
-    """Tell whether the scheduler has not found some copy ended."""
+    """Tell whether a copy is in progress, as far as the scheduler knows."""
     return engine.radix.state.num_written + engine.radix.state.num_loading > 0
 
 
@@ -71,7 +71,7 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf that is on the host or is copied there now; return False if it is not."""
+    """Evict the device pages of a leaf that is on the host or is copied there now; return False without room."""
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:

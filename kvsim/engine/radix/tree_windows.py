@@ -54,7 +54,7 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Mark the windows of the last tokens of the path to `node`, a window and a page, as the last used ones."""
+    """Mark the windows of the last window and page of tokens on the path to `node` as the most recently used."""
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:

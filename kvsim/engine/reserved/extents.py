@@ -119,7 +119,7 @@ def _take(engine: Engine, index: int, end: int) -> None:
 
 @part
 def _free_buddy(engine: Engine, address: int, length: int) -> None:
-    """Free an extent of a buddy allocator, merged with its other half as often as that is a hole."""
+    """Free an extent of a buddy allocator. While its other half is a hole, merge both."""
     state, holes = engine.state, engine.holes
     while True:
         other = address + length if address % (2 * length) == 0 else address - length
