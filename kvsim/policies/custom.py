@@ -174,8 +174,8 @@ class StepInMaking(Protocol):
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Schedule at most `num_tokens` tokens of a running request in this step; None for as many as possible.
 
-        A request may be scheduled only once in a step. Return False, and change nothing, if the pool has no room, the token
-        budget is used up, or the request has nothing to compute.
+        A request may be scheduled only once in a step. Return False, and change nothing, if the pool has no room, the
+        token budget is used up, or the request has nothing to compute.
         """
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
