@@ -134,15 +134,10 @@ class EnginePlan:
         """
         groups = self.layout or one_group(self.policy)
         self._check(groups)
-        has_connector = self.connector is not None
         room = Room.of(
-            self.demand,
-            self.policy,
-            self.num_units,
-            groups,
-            tokens_ahead=self._tokens_ahead,
-            has_connector=has_connector,
-        )
+            self.demand, self.policy, self.num_units, groups, tokens_ahead=self._tokens_ahead,
+            has_connector=self.connector is not None,
+        )  # fmt: skip
         engine = self._empty_engine(groups, room, compiled=compiled)
         engine.state.seq, engine.state.num_free = -1, self.num_units
         engine.state.num_free_places = room.num_places

@@ -94,7 +94,8 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
         return Grouping(groups=whole, specs=tuple(specs), sums_pages=False)
     if _one_kind(specs):
         return Grouping(groups=whole, specs=tuple(specs), sums_pages=True)
-    specs = _with_equal_pages(specs)
+    page = max(spec.page_bytes for spec in specs)
+    specs = [_with_page(spec, page) for spec in specs]
     return Grouping(groups=_split(specs), specs=tuple(specs), sums_pages=False)
 
 
@@ -128,11 +129,6 @@ def _one_kind(specs: Sequence[LayerSpec]) -> bool:
             spec.kind is first.kind and spec.num_speculative_blocks == first.num_speculative_blocks for spec in specs
         )
     return all((spec.kind, spec.window) == (first.kind, first.window) for spec in specs)
-
-
-def _with_equal_pages(specs: Sequence[LayerSpec]) -> list[LayerSpec]:
-    page = max(spec.page_bytes for spec in specs)
-    return [_with_page(spec, page) for spec in specs]
 
 
 def _with_page(spec: LayerSpec, page: int) -> LayerSpec:

@@ -222,12 +222,7 @@ def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
 
 
 def _recurrent(
-    model: Model,
-    layer: Recurrent,
-    mode: MambaMode,
-    block_size: int,
-    page_bytes: int | None,
-    settings: CacheSettings,
+    model: Model, layer: Recurrent, mode: MambaMode, block_size: int, page_bytes: int | None, settings: CacheSettings
 ) -> LayerSpec:
     state_bytes = _state_bytes(model, layer, settings)
     return LayerSpec(

@@ -118,9 +118,5 @@ def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
         chosen.acceptance, config.synthetic_rates, config.num_tokens, chosen.acceptance_seed, rows
     )
     return Drafts.of(
-        config,
-        chosen.vllm,
-        caches_prefixes=policy.cache.enable_prefix_caching,
-        accepted=accepted,
-        proposed=proposed,
+        config, chosen.vllm, caches_prefixes=policy.cache.enable_prefix_caching, accepted=accepted, proposed=proposed
     )

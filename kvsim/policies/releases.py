@@ -128,8 +128,7 @@ class ReleaseRules:
         default=LeftOut.NONE, metadata=_members({"0.22.0": LeftOut.SMALLER, "0.23.0": LeftOut.ALL})
     )
     retains_windows: bool = _since(
-        "0.23.0",
-        "Windows can be kept for prefix hits at only some boundaries (VLLM_PREFIX_CACHE_RETENTION_INTERVAL).",
+        "0.23.0", "Windows can be kept for prefix hits at only some boundaries (VLLM_PREFIX_CACHE_RETENTION_INTERVAL)."
     )
     reused_first: ReusedFirst = field(
         default=ReusedFirst.NONE,
@@ -173,12 +172,10 @@ class ReleaseRules:
         default=SecondKey.NONE, metadata=_members({"0.26.0": SecondKey.END, "0.32.0": SecondKey.BEFORE_LAST})
     )
     late_outputs_block: bool = _since(
-        "0.27.0",
-        "A preempted request is admitted again only after the outputs of its steps in flight have arrived.",
+        "0.27.0", "A preempted request is admitted again only after the outputs of its steps in flight have arrived."
     )
     profiles_free_memory: bool = _since(
-        "0.27.0",
-        "The memory used at startup is one difference of free memory; before, a sum of measured parts.",
+        "0.27.0", "The memory used at startup is one difference of free memory; before, a sum of measured parts."
     )
     refuses_long_threshold: bool = _since(
         "0.27.0", "vLLM does not start with a long_prefill_token_threshold above max_model_len."
@@ -271,8 +268,7 @@ class ReleaseRules:
         "Model runner V2 serves every drafting method; before, only methods that read the model's hidden states.",
     )
     drafting_takes_tokens: bool = _since(
-        "0.33.0",
-        "Drafting takes tokens of a step for each request in the step; before, for max_num_seqs requests.",
+        "0.33.0", "Drafting takes tokens of a step for each request in the step; before, for max_num_seqs requests."
     )
     spares_modules: bool = _since(
         "0.33.0",

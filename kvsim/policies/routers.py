@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 import random
 import runpy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.policies.data_parallel import COUNTS_EVERY_S, RankBalancer, RankLoad
@@ -211,47 +211,29 @@ def rank_names(servers: Sequence[str], num_ranks: int) -> list[str]:
     return [f"{server}-rank-{rank}" for server in servers for rank in range(num_ranks)]
 
 
+def _of_ranks(combine: Callable[[Iterable[int]], int], name: str) -> Any:
+    """Return a property that combines the attributes `name` of all ranks."""
+    return property(lambda self: combine(getattr(rank, name) for rank in self.ranks))
+
+
 class _RanksTogether:
     """Several data-parallel ranks as one `RoutedServer`. The pools of the ranks have the same size."""
+
+    num_requests: int = _of_ranks(sum, "num_requests")
+    num_running: int = _of_ranks(sum, "num_running")
+    num_waiting: int = _of_ranks(sum, "num_waiting")
+    unit_tokens: int = _of_ranks(max, "unit_tokens")
+    num_used_units: int = _of_ranks(sum, "num_used_units")
+    prefill_tokens: int = _of_ranks(sum, "prefill_tokens")
+    hit_tokens: int = _of_ranks(max, "hit_tokens")
+    held_tokens: int = _of_ranks(max, "held_tokens")
 
     def __init__(self, number: int, ranks: Sequence[RoutedServer]) -> None:
         self.number, self.ranks = number, ranks
 
     @property
-    def num_requests(self) -> int:
-        return sum(rank.num_requests for rank in self.ranks)
-
-    @property
-    def num_running(self) -> int:
-        return sum(rank.num_running for rank in self.ranks)
-
-    @property
-    def num_waiting(self) -> int:
-        return sum(rank.num_waiting for rank in self.ranks)
-
-    @property
-    def unit_tokens(self) -> int:
-        return self.ranks[0].unit_tokens
-
-    @property
-    def num_used_units(self) -> int:
-        return sum(rank.num_used_units for rank in self.ranks)
-
-    @property
     def kv_usage(self) -> float:
         return sum(rank.kv_usage for rank in self.ranks) / len(self.ranks)
-
-    @property
-    def prefill_tokens(self) -> int:
-        return sum(rank.prefill_tokens for rank in self.ranks)
-
-    @property
-    def hit_tokens(self) -> int:
-        return max(rank.hit_tokens for rank in self.ranks)
-
-    @property
-    def held_tokens(self) -> int:
-        return max(rank.held_tokens for rank in self.ranks)
 
 
 class ServersOfRanks:

@@ -37,12 +37,6 @@ LINK_SPEED: Final = {"above": 0, "below": 1_000_000}
 _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 
-def _acceptance_text(acceptance: Any) -> str:
-    if isinstance(acceptance, list | tuple):
-        return ",".join(str(share) for share in acceptance)
-    return str(acceptance)
-
-
 def _max_model_len() -> Any:
     return setting(
         None,
@@ -203,7 +197,8 @@ class ContinuousSettings:
                 "does not start."
             )
         object.__setattr__(self, "speculative_config", canonical(self.speculative_config or ""))
-        object.__setattr__(self, "acceptance", _acceptance_text(self.acceptance))
+        shares = self.acceptance if isinstance(self.acceptance, list | tuple) else [self.acceptance]
+        object.__setattr__(self, "acceptance", ",".join(map(str, shares)))
         drafting = self.drafting
         if drafting is not None:
             self._check_drafts(drafting)

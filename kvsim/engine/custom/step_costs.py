@@ -18,7 +18,8 @@ from kvsim.steptime import StepShape
 
 def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
     """Return the duration in seconds of a step with the current batch and `tokens[number]` more of each sequence."""
-    state, planned = engine.state, _batch(engine)
+    state = engine.state
+    planned = {engine.batch[index]: engine.batch_tokens[index] for index in range(state.num_listed)}
     for number, num_tokens in tokens.items():
         planned[number] = planned.get(number, 0) + num_tokens
     prefill_tokens = context_tokens = attention_pairs = num_new_seqs = more_units = 0
@@ -39,10 +40,6 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
     )  # fmt: skip
     time = step_time(engine.step_times[0], shape)
     return max(time.prepare_s + time.gpu_s, time.launch_s) + time.turnaround_s
-
-
-def _batch(engine: Engine) -> dict[int, int]:
-    return {engine.batch[index]: engine.batch_tokens[index] for index in range(engine.state.num_listed)}
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:

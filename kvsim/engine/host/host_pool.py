@@ -8,15 +8,7 @@ idle blocks are evicted: the least recently used first, or by ARC (Megiddo and M
 from __future__ import annotations
 
 from kvsim.engine import linked_list
-from kvsim.engine.host_tier import (
-    FREQUENT,
-    FREQUENT_GHOSTS,
-    NO_HOST_BLOCK,
-    NUM_LISTS,
-    RECENT,
-    RECENT_GHOSTS,
-    WRITING,
-)
+from kvsim.engine.host_tier import FREQUENT, FREQUENT_GHOSTS, NO_HOST_BLOCK, NUM_LISTS, RECENT, RECENT_GHOSTS, WRITING
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.state import Engine
 

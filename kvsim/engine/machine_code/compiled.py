@@ -88,7 +88,7 @@ def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
 def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> Callable[[int, int, float], int]:
     from kvsim.engine.machine_code import object_code  # noqa: PLC0415  loaded only if a run is compiled
 
-    name = f"{function.__name__}-{_stem(_memory_of(layout), sources)}-{digest_of(layout)}.o"
+    name = f"{function.__name__}-{_stem(dict(layout)['memory'], sources)}-{digest_of(layout)}.o"
     for folder in _folders():
         if code := object_code.read(folder / name):
             return object_code.load(code)
@@ -110,10 +110,6 @@ def _remove_outdated(name: str) -> None:
             if file.name.split("-")[1] != name.split("-")[1]:
                 with suppress(OSError):
                     file.unlink()
-
-
-def _memory_of(layout: Layout) -> object:
-    return dict(layout)["memory"]
 
 
 @cache

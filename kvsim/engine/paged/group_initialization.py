@@ -65,7 +65,11 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
             if rules.caches_to_boundaries
             else gcd(*(group.block_size for group in layout.groups))
         ),
-        "expires_from": min((group.window or 0 for group in layout.groups if _expires(group)), default=0),
+        # A token can expire once it has left a window; a recurrent state, when the next one is written.
+        "expires_from": min(
+            (group.window or 0 for group in layout.groups if group.window is not None or group.kind is CacheKind.MAMBA),
+            default=0,
+        ),
         "boundary_tokens": max(boundaries, default=0) if caching else 0,
         "first_in_lookup": _lookup_order(layout)[0],
     }
@@ -117,11 +121,6 @@ def keeps_some(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, 
     if _keeps_all(layout, group, rules, retention_tokens):
         return False
     return retention_tokens is not None or layout.keeps_some(group)
-
-
-def _expires(group: KVCacheGroup) -> bool:
-    """Tell whether a sequence can hold tokens or states of the group that no later step reads."""
-    return group.kind is CacheKind.MAMBA or group.window is not None
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:

@@ -287,10 +287,5 @@ def cached_windows(engine: Engine) -> int:
     return engine.radix.state.num_cached_windows
 
 
-RADIX = MemoryManager(
-    name="radix",
-    free_units=free_units,
-    free_windows=free_windows,
-    cached_windows=cached_windows,
-)
+RADIX = MemoryManager(name="radix", free_units=free_units, free_windows=free_windows, cached_windows=cached_windows)
 """Memory of SGLang. Its scheduler calls the functions of this module that allocate and free."""
