@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MUCH_LONGER = 1.5
-"""Limit of the ratio of two numbers of layers: those of the most frequent kind, and those of the rarest kind.
-
-Below this limit, each kind is one group. From the limit on, each group has as many layers as the rarest kind.
+"""Ratio of the layers of the most frequent kind to those of the rarest kind, below which each kind is one group. From
+this ratio on, each group has as many layers as the rarest kind.
 """
 
 

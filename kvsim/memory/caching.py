@@ -140,11 +140,6 @@ class CachingAllocator:
         if rest >= ROUNDING_BYTES if small else rest > SMALL_LIMIT_BYTES:
             self._cut(block, size)
         block.free = False
-        """Return the block at `address` to the cache, merged with its free neighbours.
-
-        Raises:
-            IntegrityError: no block in use begins at `address`.
-        """
         block.requested = num_bytes
         self._used[block.address] = block
         self.allocated_bytes += block.size
@@ -154,7 +149,11 @@ class CachingAllocator:
         return block.address
 
     def free(self, address: int) -> None:
-        """Return the block at `address` to the cache, merged with its free neighbours."""
+        """Return the block at `address` to the cache, merged with its free neighbours.
+
+        Raises:
+            IntegrityError: no block in use begins at `address`.
+        """
         block = self._used.pop(address, None)
         if block is None:
             raise IntegrityError(f"no block in use begins at {address}; free what allocate returned, and only once.")

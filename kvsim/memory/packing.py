@@ -89,7 +89,7 @@ class _FreeTokens:
         """
 
     def take_first(self, size: int) -> int:
-        """Take `size` tokens of the first row with enough free tokens, which must exist; return its index."""
+        """Take `size` tokens of the first row with enough free tokens; return its index. There must be such a row."""
         free, node = self._free, 1
         while node < self._leaves:
             node *= 2

@@ -140,7 +140,9 @@ class SessionAffinity:
 
 
 def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the number of the server with the most cached tokens of the prompt; of equals, the least busy one."""
+    """Return the number of the server with the most cached tokens of the prompt; of equals, the one with fewest
+    requests.
+    """
     return min(servers, key=lambda server: (-server.hit_tokens, server.num_requests)).number
 
 
