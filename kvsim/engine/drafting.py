@@ -62,7 +62,7 @@ def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def num_sure(engine: Engine, num_tokens: int) -> int:
-    """Return the number of the first `num_tokens` tokens that no drafting module will compute again."""
+    """Return how many of the first `num_tokens` tokens no drafting module will compute again."""
     return max(num_tokens - max(engine.settings.prompt_ahead_tokens - 1, 0), 0)
 
 

@@ -41,7 +41,7 @@ class ExternalSequence:
     free_after: int = 0
     """Number of the step with whose output the blocks of the sequence are freed."""
     dead_tokens: Small = 0
-    """Number of computed tokens in blocks of the sequence that are freed late, after steps in flight."""
+    """Number of the sequence's computed tokens in blocks that are freed late, after steps in flight."""
 
 
 class ExternalKV(NamedTuple):

@@ -291,7 +291,7 @@ class Node(Bucketed):
     """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number that marks this node as the topmost one whose windows some request locks; 0 if it is not."""
+    """Number that marks the node as the topmost one whose windows some request locks; 0 if it is none."""
     younger: Small = ROOT
     """Node whose windows were used next after those of this node. For `ROOT`: the node whose windows are the least
     recently used. `older` is the opposite link.

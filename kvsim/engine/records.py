@@ -201,7 +201,9 @@ class Settings:
     ahead_tokens: Feature = 0
     """Number of tokens after a block that the block's key covers, too."""
     prompt_ahead_tokens: Feature = 0
-    """Number of prompt tokens that drafting reads after a chunk. Every chunk but the last leaves as many."""
+    """Number of prompt tokens after a chunk that drafting reads. At least this number follows every chunk but the
+    last.
+    """
     drops_last_hit: FeatureFlag = False
     """True if groups with `Group.drops_hit` recompute the last hit block, whose hidden states drafts need."""
     drops_after_prompt: FeatureFlag = False
@@ -595,13 +597,15 @@ class Group:
     reuses_left_first: bool = False
     """True if blocks without a prefix go to the head of the free queue when they leave the window."""
     frees_over_gaps: bool = False
-    """True if a search for old states to free goes on after null entries; False if it stops at the first."""
+    """True if freeing of old states goes on past null entries of the table; False if it stops at the first one."""
     keeps_all: bool = False
     """True if every full block is put into the prefix cache."""
     drops_hit: bool = False
     """True if the last block of a hit is computed again, because a group of this kind has layers of the draft model."""
     is_dropped: bool = False
-    """True if the lookup has left out the group's last hit block (`drops_hit`) since the hit of all groups changed."""
+    """True if the lookup has left out the group's last hit block (see `drops_hit`) since the common hit last
+    changed.
+    """
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because drafting modules may compute them again."""
     first_entry: int = 0
@@ -674,7 +678,9 @@ class Block(Bucketed):
     refs: Small = 0
     """Number of tables that contain the block."""
     cached_in: Small = 0
-    """Step number when the block got its key; `HAS_TAIL` if a prompt's last hash ends in it without a key."""
+    """Number of the step in which the block got its key; `HAS_TAIL` for a block without a key in which the last hash of
+    a prompt ends.
+    """
     key: int = 0
     """Key of the prefix that the block holds; `NO_KEY` if it holds none."""
 

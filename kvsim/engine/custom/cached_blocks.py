@@ -226,7 +226,7 @@ class FreeColumns:
         self._rows = None
 
     def add_below(self, cached: Cached, tokens: int) -> None:
-        """Add `tokens` to the `tokens_below` of a block, if it is free and a rule has read this column."""
+        """Add `tokens` to the column `tokens_below` of a block, if the block is free and the column was read."""
         if self._counts_below and cached.place < len(self._blocks) and self._blocks[cached.place] is cached:
             self._table["tokens_below"][cached.place] += tokens
 

@@ -355,7 +355,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give a new leaf, split where windows begin, the windows of a request from page `begin` of the path on."""
+    """Give a new leaf the windows that a request has from page `begin` of the path on, and split it there."""
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
