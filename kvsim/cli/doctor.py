@@ -136,7 +136,9 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
 
 
 def _read(source: str) -> tuple[StartupLog, Meta | None]:
-    """Return the memory figures in a file, at an address or in a recording; and its metadata if it is a recording."""
+    """Return the memory figures that `source` states: a file, an address or a recording. The metadata is None unless it
+    is a recording.
+    """
     from kvsim.diagnosis.startup_log import read_startup_log
     from kvsim.diagnosis.stated_memory import is_page, read_metrics_page, recorded_memory
     from kvsim.live.address import page_of

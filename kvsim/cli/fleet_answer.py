@@ -71,7 +71,9 @@ def _servers(totals: FleetTotals) -> str:
 
 
 def _name(totals: FleetTotals, number: int) -> str:
-    """Return the number of a server, with its kind or its data-parallel rank if there are several."""
+    """Return the number of a server, with its kind if there are prefill servers. A data-parallel rank has its own
+    number, behind that of its server if there are several.
+    """
     if totals.num_ranks == totals.num_servers:
         return str(number)
     server, rank = divmod(number, totals.num_ranks)

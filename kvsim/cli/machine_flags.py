@@ -76,7 +76,9 @@ def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tup
 
 
 def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
-    """Return a sentence for each default that vLLM changes because of the other settings."""
+    """Return a sentence for each default that vLLM changes because of the other settings. If the release is not known,
+    the first sentence names the release that is followed.
+    """
     from kvsim.policies.releases import DEFAULT, nearest_words
 
     names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value

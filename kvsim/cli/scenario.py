@@ -333,7 +333,9 @@ def build_scenario(
 
 
 def _recorded_len(meta: Meta) -> int | None:
-    """Return the max_model_len of a recorded run: that of the real engine, or that of the simulated policy."""
+    """Return the max_model_len of a recorded run: that of the real engine or of the simulated policy; None without
+    either.
+    """
     length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
     return length if isinstance(length, int) else None
 

@@ -13,9 +13,9 @@ from kvsim.cli.options import bounded, check_policy_flags, is_given
 from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table
-from kvsim.cli.size_figures import document, otherwise, release_of, sequences_at_once, unmeasured
+from kvsim.cli.size_figures import document, other_layouts, release_of, sequences_at_once, unmeasured
 from kvsim.cli.size_image import image_of, image_rows
-from kvsim.cli.size_rows import block_rows, num_gpus, otherwise_rows, place_of, pool_rows, rank_rows
+from kvsim.cli.size_rows import block_rows, num_gpus, other_layout_rows, place_of, pool_rows, rank_rows
 from kvsim.cli.size_sleep import sleep_rows
 from kvsim.cli.size_verdict import verdict
 from kvsim.display.text import size_words
@@ -184,14 +184,14 @@ def _print(
     rows += [
         (unit, f"{num_sequences:,}", place_of(budget), f"of {tokens:,} tokens {how_held}"),
         *rank_rows(budget, unit, num_sequences),
-        *otherwise_rows(budget, policy, tokens),
+        *other_layout_rows(budget, policy, tokens),
         *image_rows(costs),
         *(sleep_rows(budget, on_one) if sleeps else []),
     ]
     if policy == "paged":
         is_on, why = caching_words(budget.model, budget.plan)
         rows.append(("prefix caching", "on" if is_on else "off", "", why))
-    others = otherwise(budget, policy)
+    others = other_layouts(budget, policy)
     echo(verdict(flags, budget, policy, tokens, num_sequences, image=costs, otherwise=others))
     fits = budget.plan.concurrency >= 1
     remedies = [] if fits else [change_words(changes(flags, budget.gpu, budget.model))]

@@ -46,7 +46,7 @@ def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, st
     return num_slots // tokens, "fit at once, each reserving as much in one piece"
 
 
-def otherwise(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
+def other_layouts(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
     """Return plans that use the same memory with other layouts, each with its condition in words, by their keys in the
     JSON output.
     """
@@ -110,7 +110,7 @@ def document(
         "kv_cache_groups": [group.as_meta() for group in plan.layout.groups],
         "max_sequences": {str(tokens): num_sequences},
         "max_sequences_otherwise": {
-            name: {str(tokens): plan.max_sequences(tokens)} for name, (plan, _) in otherwise(budget, policy).items()
+            name: {str(tokens): plan.max_sequences(tokens)} for name, (plan, _) in other_layouts(budget, policy).items()
         },
         "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in budget.terms],
     }

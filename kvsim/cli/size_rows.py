@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvsim.cli.size_figures import otherwise
+from kvsim.cli.size_figures import other_layouts
 from kvsim.cli.size_verdict import draft_bytes_per_block
 from kvsim.display.text import plural, size_words
 
@@ -81,7 +81,7 @@ def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
     """Return the rows about the pool: its blocks, and the two figures that vLLM logs.
 
     If `logs_longest`, the release logs how many tokens fit in sequences of the maximum length. Earlier releases log the
-    tokens of all blocks.
+    tokens of all blocks, shared evenly among the KV-cache groups.
     """
     plan = budget.plan
     length = plan.settings.max_model_len
@@ -110,11 +110,11 @@ def rank_rows(budget: Budget, unit: str, num_sequences: int) -> list[Row]:
     return [(f"  {unit}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []
 
 
-def otherwise_rows(budget: Budget, policy: str, tokens: int) -> list[Row]:
+def other_layout_rows(budget: Budget, policy: str, tokens: int) -> list[Row]:
     """Return a row for each other layout of the memory: how many sequences of `tokens` tokens it would hold."""
     in_all = place_of(budget)
     return [
         ("  otherwise", f"{plan.max_sequences(tokens):,}", in_all,
          f"{words}: {plan.layout.held_blocks(tokens):,} of {plan.num_blocks:,} blocks each")
-        for plan, words in otherwise(budget, policy).values()
+        for plan, words in other_layouts(budget, policy).values()
     ]  # fmt: skip

@@ -184,9 +184,10 @@ def _shows_no_run(
 
 
 def _checked_policy(context: click.Context, policy: str | None, shows_no_run: str, *, others: bool) -> str | None:
-    """Check the flags of a run, and return the policy: the paged one if flags describe a run and --policy is missing.
+    """Check the flags of a run, and return the policy to simulate; None if none is simulated.
 
-    `others` is True if a recording or a comparison is shown. `shows_no_run` has the words of `_shows_no_run`.
+    Without --policy, it is the paged one if flags describe a run. `others` is True if a recording or a comparison is
+    shown, which needs no policy. `shows_no_run` has the words of `_shows_no_run`.
     """
     flag_of_a_run = _flag_of_a_run(context)
     if shows_no_run and flag_of_a_run:

@@ -43,7 +43,9 @@ def print_turns(run: Recording | Measured) -> None:
 
 
 def print_losses(recording: Recording) -> None:
-    """Print the turns that lost most tokens of their history, and the evictions that caused it."""
+    """Print the turns that lost most tokens of their history, and the evictions that caused it. A run without sessions
+    prints nothing.
+    """
     if recording.requests.turns is None:
         return
     turns = session_turns(recording)

@@ -143,7 +143,9 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 
 def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Scale the arrival rate by --load; in a closed loop, `users_of` scales the number of users instead."""
+    """Return `workload` with its arrival rate scaled by --load. In a closed loop, `users_of` scales the number of users
+    instead.
+    """
     factor = multiple("--load", flags["load"])
     if factor == 1 or flags.get("users") is not None:
         return workload

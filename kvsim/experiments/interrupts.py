@@ -10,7 +10,10 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the `with` block. Threads and processes started inside ignore it for good."""
+    """Hold Ctrl-C back until the end of the `with` block; on Windows, do nothing.
+
+    Threads and processes started inside ignore Ctrl-C for good.
+    """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield
         return

@@ -29,7 +29,7 @@ def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if scheduler:
-        _knock(scheduler)
+        _check_listens(scheduler)
         cluster = ray.init(address=scheduler, **quiet)
     else:
         with interrupted_later():
@@ -38,7 +38,7 @@ def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
         yield RayWorkers(num_jobs if num_jobs > 0 else max(1, int(ray.cluster_resources().get("CPU", 1))))
 
 
-def _knock(address: str) -> None:
+def _check_listens(address: str) -> None:
     """Check that a server listens at `address`, because Ray would try to connect for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():

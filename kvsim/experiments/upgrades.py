@@ -206,7 +206,9 @@ class _Simulated:
         return int(timeline.row[steps[-1]]) if len(steps) else 0
 
     def steps_that_differ(self, other: _Simulated) -> dict[str, int]:
-        """Return the number of the first step that differs, by kind of decision, in ascending order."""
+        """Return the number of the first step that differs, for each kind of decision that differs, in
+        ascending order.
+        """
         found = {}
         for name, ours in self._kinds().items():
             theirs = other._kinds()[name]

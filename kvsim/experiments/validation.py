@@ -199,7 +199,9 @@ def _of_release(policy: Policy, release: str, name: str) -> Policy:
 
 
 def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...]:
-    """Return the errors of `times` with the recorded schedule, as `Validation.clocks` describes them."""
+    """Return the errors of `times` with the recorded schedule, as `Validation.clocks` describes them; empty for a
+    custom model of step times.
+    """
     coefficients = times.times if isinstance(times, WatchedProfile) else times
     if not isinstance(coefficients, Roofline):
         return ()
@@ -220,7 +222,9 @@ def matching_profile(recording: Recording) -> Profile:
 
 
 def _on_the_way(recording: Recording) -> str:
-    """Describe how long requests took from the HTTP front end to the engine, a time that the simulation leaves out."""
+    """Describe how long requests took from the HTTP front end to the engine, a time that the simulation leaves out;
+    empty if unknown.
+    """
     requests = recording.requests
     if requests.sent_s is None or is_in_process(recording.meta) or not len(requests):
         return ""

@@ -98,7 +98,7 @@ def requests_for(users: int) -> int:
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """Return at least `num_requests` requests: the first ones of `workload` or, if it has fewer, its requests several
+    """Return at least `num_requests` requests: the first ones of `workload`; if it has fewer, its requests several
     times in turn.
 
     Sessions are never cut, so there may be more requests than asked for. A prefix or an image that only one prompt has

@@ -208,7 +208,7 @@ def price_words(before: Outcome, after: Outcome) -> str:
 
 
 def milliseconds(value_s: float) -> str:
-    """Format a time in seconds or milliseconds; a dash if it is NaN."""
+    """Format a time: in milliseconds below 10 seconds, otherwise in seconds; a dash if it is NaN."""
     return "–" if value_s != value_s else f"{1000 * value_s:,.0f} ms" if value_s < 10 else f"{value_s:,.1f} s"
 
 

@@ -93,7 +93,8 @@ class Search:
     progress: Progress | None = None
 
     def results(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of `tasks` in order. With `num_jobs` above 1, several processes run them.
+        """Return the results of `tasks` in order. Up to `num_jobs` processes run them; a single job runs in this
+        process.
 
         Raises:
             WorkerDiedError: a process died.

@@ -57,7 +57,9 @@ class CandidateChanges(NamedTuple):
     """Other divisions of the same number of servers into prefill and decode servers."""
     settings: Sequence[ServerChange]
     limits: tuple[Sequence[ServerChange], Sequence[ServerChange]]
-    """Limits of running requests, and limits of tokens in one step. One of each is combined to a pair."""
+    """Changes of the limit of running requests, and changes of the limit of tokens in one step. A pair has one
+    of each.
+    """
     types: Sequence[ServerChange]
     gpus: Sequence[ServerChange]
 

@@ -193,7 +193,9 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return [f"SGLANG_{name.upper()}={stated[name]}" for name in _BY_ENVIRONMENT if name in stated]
 
     def _stated(self) -> dict[str, Any]:
-        """Return the settings of scheduler and cache that differ from SGLang's defaults. Limits are not included."""
+        """Return the settings of scheduler and cache that differ from SGLang's defaults; those that `_arguments` states
+        by itself are left out.
+        """
         limits = {"max_running_requests", "chunked_prefill_size", "context_length"}
         left_out = limits | {"page_size", "disable_radix_cache", "load_gb_per_s", "store_gb_per_s"}
         return {

@@ -142,8 +142,8 @@ def _check_evictions(recording: Recording, file: Path) -> None:
     """Check that evicted blocks are allocated in the same step, and that all blocks were used before the first
     eviction.
 
-    This is true of kvsim's own paged policy: a block keeps its prefix until it is allocated again, and freed blocks are
-    behind all unused blocks in the free queue.
+    Only recordings of kvsim's own paged policy are checked. There, a block keeps its prefix until it is allocated
+    again, and freed blocks are behind all unused blocks in the free queue.
     """
     memory, meta, pool = recording.memory, recording.meta, recording.meta.pool
     if meta.source != "simulation" or meta.policy_name != "paged" or "rules" in meta.policy:

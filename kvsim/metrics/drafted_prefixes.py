@@ -67,7 +67,9 @@ def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntAr
 
 
 def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
-    """Return the indices of the KV-cache groups in which drafting computes the last block of a hit again."""
+    """Return the indices of the KV-cache groups in which drafting computes the last block of a hit again; empty without
+    drafts.
+    """
     meta = recording.meta
     config, groups = meta.policy.get("speculative_config"), meta.pool.groups
     if not config or not SpeculativeConfig.parse(config).drops_last_hit(release):

@@ -59,7 +59,7 @@ class FleetTotals:
     mean_duplicate_bytes: float
     """Bytes of cached prefixes beyond one copy, mean over the samples. A prefix on three servers counts twice."""
     most_duplicate_bytes: int
-    """Largest number of bytes of cached prefixes beyond one copy in a sample."""
+    """Largest number of bytes, over the samples, that further copies of cached prefixes take."""
     num_prefill: int = 0
     """Number of servers, or of their ranks, that only compute prompts; 0 if all servers decode.
 

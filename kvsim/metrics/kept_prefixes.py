@@ -30,7 +30,8 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     """Check that `cached` of every release is between the smallest and the largest number of units that can stay
     cached.
 
-    Both numbers follow from the tokens that the request had computed. `file` is named in errors.
+    Both numbers follow from the tokens that the request had computed. Recordings without prefix caching or without
+    their beginning are not checked. `file` is named in errors.
     """
     recording, memory = replay.recording, replay.recording.memory
     meta, pool = recording.meta, recording.meta.pool

@@ -36,7 +36,7 @@ class Summary:
     requests_per_s: float
     """Number of finished requests per second."""
     mean_batch: float
-    """Number of sequences in the batch, mean over time; 0 counts while the server is idle."""
+    """Number of sequences in the batch, mean over time; idle time counts as 0."""
     peak_batch: int
     mean_occupancy: float
     """Share of the pool that requests hold, 0 to 1, mean over time."""
@@ -115,8 +115,8 @@ class Summary:
 
 
 def hit_words(summary: Summary) -> str:
-    """Return words for a table: the share of prompt tokens that were found in the prefix cache or, if there was no hit,
-    why.
+    """Return words for a table: the share of prompt tokens that were found in the prefix cache; without a hit, the
+    reason.
     """
     if summary.prefix_no_hits:
         return f"0 %: {summary.prefix_no_hits}"

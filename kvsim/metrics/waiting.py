@@ -32,7 +32,9 @@ class Limits:
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
-        """Return the limits in the settings of a policy, or else of an engine; None if they are missing."""
+        """Return the limits in the settings of `engine`; those that it lacks are from `policy`. None if both
+        lack one.
+        """
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
         if policy.get("name") == "radix":

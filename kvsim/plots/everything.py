@@ -107,8 +107,10 @@ class Plan:
 
 
 def plans(recordings: Sequence[Recording]) -> list[Plan]:
-    """Choose the figures that suit `recordings`: comparisons of all, figures of each, and those of a sweep, a ladder or
-    a pair if they are one.
+    """Choose the figures that suit `recordings`: comparisons of all, and figures of each.
+
+    Sessions, runs that differ in their pools as in a sweep, a ladder, and a simulation beside a measurement have
+    further figures.
     """
     everyone = tuple(range(len(recordings)))
     compared = [everyone] if len(recordings) <= MOST_LINES else [(row,) for row in everyone]

@@ -40,8 +40,8 @@ def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float,
 
 
 def _codes(reel: Reel, *, by_owner: bool) -> npt.NDArray[np.uint8]:
-    """Return the number of each cell's colour: its state or, for tokens if `by_owner`, the hue of the request that
-    holds them.
+    """Return the number of each cell's colour: its state. If `by_owner`, cells with tokens have the hue of the request
+    that holds them.
     """
     has_hue = (reel.states == SlotState.TOKEN) & (reel.owners != NO_OWNER) & by_owner
     return np.where(has_hue, NUM_STATES + reel.owners % NUM_HUES, reel.states).astype(np.uint8)

@@ -20,7 +20,8 @@ Place = tuple[float, float]
 
 
 def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light") -> Picture:
-    """Draw every simulated server of `answer` as a dot, filled if the load fits it, with the frontier as a line.
+    """Draw every simulated server of `answer` as a dot, filled if the load fits it, and a line through those that no
+    other server beats in both figures.
 
     The current server and the first change that helps have labels.
 

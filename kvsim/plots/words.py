@@ -88,7 +88,7 @@ def source_line(recordings: Iterable[Recording]) -> str:
 
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
-    """Return a label for each recording: its name, or its policy if names are not unique."""
+    """Return a label for each recording: the names if they are unique, otherwise the policies."""
     named = [(label(recording.name), policy_label(recording.meta.policy)) for recording in recordings]
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)
@@ -120,7 +120,7 @@ def percentages(shares_percent: FloatArray) -> str:
 
 
 def names_for(recordings: Sequence[Recording], names: Sequence[str], at_most: int) -> tuple[str, ...]:
-    """Return a label for each recording: `names`, or `distinct_names` if there are none.
+    """Return a label for each recording: `names`; if these are empty, `distinct_names`.
 
     Raises:
         UsageError: there is no recording, more than `at_most`, or not one name for each.

@@ -162,7 +162,7 @@ class Replicas:
         return self.number * self.ranks
 
     def names(self) -> list[str]:
-        """Return the name of each server, or of each rank if servers have several, in order."""
+        """Return one name for each server; for a server with several ranks, one for each rank."""
         if self.number == 1 or self.ranks == 1:
             return [str(number) for number in range(self.num_engines)]
         return rank_names([f"server-{number}" for number in range(self.number)], self.ranks)

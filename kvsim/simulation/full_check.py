@@ -83,7 +83,9 @@ def check_encoder(engine: Engine) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Return the number of slots in each state, by a fresh count over all blocks or extents."""
+    """Return the number of slots in each state. Held slots are counted afresh, over all blocks, pages, units or
+    extents.
+    """
     if driver.engine.memory in OF_SGLANG:
         return breakdown_of(driver, check_radix.held_slots(driver))
     if driver.engine.memory is CUSTOM:

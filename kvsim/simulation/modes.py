@@ -71,6 +71,8 @@ def begins_compiled(
 def may_compile(num_requests: int, step_time: StepTimeModel, engine: EngineName) -> bool:
     """Tell whether a run with the setting `engine` can be compiled, at its beginning or later. This loads numba.
 
+    If a long run cannot be compiled, print the reason on the terminal.
+
     Raises:
         UsageError: `engine` is "compiled", and the run cannot be compiled.
     """

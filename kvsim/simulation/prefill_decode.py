@@ -79,7 +79,9 @@ class Disaggregation:
         return self.num_prefill * self.ranks
 
     def names(self) -> list[str]:
-        """Return the name of each server, or of each rank if a server has several; prefill servers come first."""
+        """Return one name for each server; for a server with several ranks, one for each rank. Prefill servers come
+        first.
+        """
         kinds = (("prefill", self.num_prefill), ("decode", self.num_decode))
         servers = [f"{kind}-{number}" for kind, count in kinds for number in range(count)]
         return servers if self.ranks == 1 else rank_names(servers, self.ranks)
@@ -259,7 +261,7 @@ class Pair:
     def process_transfers(self, server: ServerProcess) -> None:
         """Report to prefill servers the blocks that a decode server has read, so that they are released.
 
-        A block counts as read when its load ends, or at once if the decode server does not need it.
+        A block counts as read when its load ends. A block that the decode server does not need counts as read at once.
         """
         loads, freed = server.driver.news()
         for number, done_s in loads:

@@ -221,7 +221,7 @@ class Conversations:
         self._users = users
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
-        """Let the sessions or, if there are any, the users begin."""
+        """Begin all sessions; in a closed loop, begin the users instead."""
         self._environment, self._servers = environment, servers
         if self._users is None:
             environment.process(self._arrive())

@@ -101,7 +101,7 @@ def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
     demands.
 
     Raises:
-        UsageError: it does not start.
+        UsageError: it is no such multiple.
     """
     if chunked_prefill_size > 0 and chunked_prefill_size % page_size:
         raise UsageError(
