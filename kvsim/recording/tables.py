@@ -6,9 +6,10 @@ may lack an `optional_column`. The modules that read, write and check files take
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -125,10 +126,10 @@ class ColumnTable:
     """Names of properties that `table[name]` accepts like columns."""
 
     @classmethod
-    def columns(cls) -> Iterator[tuple[str, Column]]:
-        """Yield the name and the type of every column, in the order of the file."""
-        for item in fields(cls):  # type: ignore[arg-type]
-            yield item.name, item.metadata["column"]
+    @cache  # every `len` of a table asks
+    def columns(cls) -> tuple[tuple[str, Column], ...]:
+        """Return the name and the type of every column, in the order of the file."""
+        return tuple((item.name, item.metadata["column"]) for item in fields(cls))  # type: ignore[arg-type]
 
     @classmethod
     def empty(cls) -> Self:
@@ -147,7 +148,7 @@ class ColumnTable:
         return cls(**{name: end_to_end(values) for name, values in columns.items() if values[0] is not None})
 
     def __len__(self) -> int:
-        first, _ = next(self.columns())
+        first, _ = self.columns()[0]
         return len(getattr(self, first))
 
     def __getitem__(self, name: str) -> Any:
