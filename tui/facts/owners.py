@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from kvsim.memory.waste import SlotState
+from kvsim.recording.order import is_new
 
 from ..look.wording import percent, plural
 
@@ -81,11 +82,11 @@ def holdings(session: Session) -> list[OwnerGroup]:
     live, holder, address = replay.block_tables()
     if not len(holder):
         return []
-    pairs = np.unique(holder * replay.num_units + (address - replay.first_unit))
-    holder, units = np.divmod(pairs, replay.num_units)
-    held, rows = np.unique(units, return_inverse=True)
-    slots, shared = replay.slots(held)[rows], replay.refs[units] > 1
-    begins = np.flatnonzero(np.diff(holder, prepend=-1))
+    pairs = np.sort(holder * replay.num_units + (address - replay.first_unit))  # np.unique is several times as slow
+    holder, units = np.divmod(pairs[is_new(pairs)], replay.num_units)
+    slots, shared = replay.slots(units), replay.refs[units] > 1
+    is_first = is_new(holder)
+    begins, owner_of_row = np.flatnonzero(is_first), np.cumsum(is_first) - 1
     own, shared_tokens, num_shared = (
         np.add.reduceat(column, begins)
         for column in (
@@ -104,15 +105,34 @@ def holdings(session: Session) -> list[OwnerGroup]:
         )
         for nth, (begin, end) in enumerate(pairwise([*begins.tolist(), len(units)]))
     ]
-    shared_rows = np.split(np.flatnonzero(shared), np.cumsum(num_shared)[:-1])
-    groups = _sharing([units[rows].tolist() for rows in shared_rows])
-    found = list[OwnerGroup]()
-    for group in groups:
-        rows = np.concatenate([shared_rows[nth] for nth in group])
-        rows = rows[np.unique(units[rows], return_index=True)[1]]
-        members = sorted((owners[nth] for nth in group), key=lambda owner: -owner.num_tokens)
-        found.append(OwnerGroup(owners=tuple(members), num_shared=len(rows), shared=slots[rows].sum(axis=0)))
+    found = _groups(owners, owner_of_row[shared], units[shared], slots[shared])
     return sorted(found, key=lambda group: (-group.num_tokens, -group.size))
+
+
+def _groups(owners: Sequence[Owner], owner_of_row: Units, units: Units, slots: Slots) -> list[OwnerGroup]:
+    """Return `owners` in groups.
+
+    There is a row for each owner of each shared unit, ascending by owner: the owner's index, the unit, and the slots of
+    the unit in each state.
+    """
+    shared = np.split(units, np.searchsorted(owner_of_row, np.arange(1, len(owners))))
+    groups = _sharing([each.tolist() for each in shared])
+    group_of = np.empty(len(owners), np.int64)
+    for nth, group in enumerate(groups):
+        group_of[group] = nth
+    once = np.unique(units, return_index=True)[1]
+    group_of_unit = group_of[owner_of_row[once]]
+    num_shared = np.bincount(group_of_unit, minlength=len(groups)).tolist()
+    slots_of_group = np.zeros((len(groups), slots.shape[1]), slots.dtype)
+    np.add.at(slots_of_group, group_of_unit, slots[once])
+    return [
+        OwnerGroup(
+            owners=tuple(sorted((owners[each] for each in group), key=lambda owner: -owner.num_tokens)),
+            num_shared=num_shared[nth],
+            shared=slots_of_group[nth],
+        )
+        for nth, group in enumerate(groups)
+    ]
 
 
 def units_of(session: Session, request: int) -> Units:
