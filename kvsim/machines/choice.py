@@ -331,7 +331,7 @@ def _is_measured(card: Card) -> bool:
 
 
 def _basis(card: Card, model: Model, engine: str, *, was_measured: bool) -> Basis:
-    """Return the basis of the times of `card`.
+    """Return the kind of measurements from which the times of `card` follow.
 
     `was_measured` is False if the times of one GPU come from its data sheet.
     """

@@ -42,7 +42,7 @@ class Figure:
         )
 
     def holds(self, ours: float) -> bool:
-        """Tell whether the simulated number `ours` counts as equal."""
+        """Tell whether the simulated number `ours` is within the tolerance."""
         return self.low <= ours <= self.high
 
 

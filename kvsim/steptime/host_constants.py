@@ -53,8 +53,8 @@ REQUEST_TOKEN_LAUNCHES = 0.025
 WOKEN = 1.2
 """Host time of a host that sleeps in every step until its GPU is done, relative to a host that never sleeps.
 
-It holds for plain Python and for launches: the host wakes with cold caches and shares its core. It was 1.17, 1.2 and
-1.26 on three machines whose engines had a process of their own.
+It applies to all host times, because the host wakes with cold caches and shares its core. It was 1.17, 1.2 and 1.26 on
+three machines whose engines had a process of their own.
 """
 WOKEN_IN_PROCESS = 1.45
 """Value of `WOKEN` for an engine in the same process as its client.

@@ -130,10 +130,10 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
 
 
 def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:
-    """Count, in at most `room` characters, the requests whose KV a prefill server keeps for each decode server.
+    """Return the requests whose KV goes to or came from each other server, in words of at most `room` characters.
 
-    For a decode server, count the requests that came from each prefill server. Empty for other servers and without
-    transfers.
+    A prefill server keeps KV for decode servers, and a decode server has KV from prefill servers. The text is empty for
+    other servers and without transfers.
     """
     kept, came = server.handovers.kept_for(time_s), server.handovers.came_from(time_s)
     if server.kind == "prefill" and kept:

@@ -132,7 +132,8 @@ def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
 def units_needed(session: Session, request: int) -> int | None:
     """Return the number of units that a waiting request needs to begin; None if unknown.
 
-    They are blocks for all its tokens up to now, cached ones included, or the units of its reservation.
+    In a paged pool, these are the blocks for all tokens that it has now, cached ones included. In a pool of slots, they
+    are the slots of its reservation.
     """
     replay, requests = session.replay, session.recording.requests
     tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)

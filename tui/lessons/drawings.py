@@ -177,11 +177,11 @@ def _rung_name(rung: str) -> str:
 
 
 def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw two bars for each of the rungs 2 to 4: tokens a second with the lesson's memory, and with memory for all
-    requests.
+    """Draw two bars for each of the servers 2 to 4 of a ladder: tokens a second with the lesson's memory, and with
+    memory for all requests.
 
-    The bars of rungs 2 and 3 end with the ratio of rung 4's throughput to theirs. Below, a bar for each of `sessions`
-    shows the mean number of slots in each state. Bars are thick if `height` has room.
+    The bars of servers 2 and 3 end with the ratio of server 4's throughput to theirs. Below, a bar for each of
+    `sessions` shows the mean number of slots in each state. Bars are thick if `height` has room.
     """
     pen, rungs = Pen(symbols), climbed[1:4]
     most, last = max(rung.ample_tokens_per_s for rung in rungs), rungs[-1]

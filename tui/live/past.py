@@ -43,7 +43,7 @@ class Past:
     def _before(self, excerpt: Excerpt) -> Before:
         """Return the charts and totals of the time before `excerpt`.
 
-        Without a session that reaches up to `excerpt`, charts are None and totals 0.
+        Charts are None and totals 0 if no session reaches up to the first step of `excerpt`.
         """
         unknown = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_before)
         if (latest := self._latest) is None:

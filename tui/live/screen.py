@@ -36,8 +36,8 @@ QUIET_S: Final = 5.0
 class Live(Watch):
     """Screen that shows the last step of `feed`, until the user goes back.
 
-    At the last step, the session covers only the last steps, with charts of what came before. If the user goes further
-    back, the session covers all steps that the feed has kept.
+    While it shows the last step, the session covers only the last steps, and the charts also what came before. If the
+    user goes back beyond these steps, the session covers all steps that the feed has kept.
     """
 
     def __init__(self, session: Session, symbols: Symbols, feed: Feed) -> None:

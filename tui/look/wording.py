@@ -39,7 +39,10 @@ def seconds(time_s: float, resolution_s: float = 1e-3) -> str:
 
 
 def pace(speed: float) -> str:
-    """Return in words how fast `speed` recorded seconds per second are: `100 times slower`, `as fast as it ran`."""
+    """Return a speed in words: `100 times slower`, `as fast as it ran`.
+
+    `speed` is the number of recorded seconds per wall second.
+    """
     if speed == 1:
         return "as fast as it ran"
     return f"{speed:,.4g} times faster" if speed > 1 else f"{1 / speed:,.4g} times slower"

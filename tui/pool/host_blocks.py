@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from .array_types import KeyArray, PaintArray
 
 GOING: Final = int(UnitChange.TAKEN)
-"""Paint, without colours, of a host block to which GPU blocks are being copied."""
+"""Paint of a host block to which GPU blocks are being copied, for maps without colours."""
 COMING: Final = int(UnitChange.HIT)
-"""Paint, without colours, of a host block that is being copied back to the GPU."""
+"""Paint of a host block that is being copied back to the GPU, for maps without colours."""
 _COMING_HUED: Final = CURSOR
-"""Paint, in colours, of a host block that is being copied back to the GPU. Not green, the colour of cached memory."""
+"""Paint of a host block that is being copied back to the GPU, for maps in colours.
+
+It is not green, which is the colour of cached memory.
+"""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a host block whose previous content was evicted in this step."""
 _MOST_OWNERS_NAMED: Final = 6

@@ -19,7 +19,8 @@ _MOST_MARGIN_SHARE = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture's width that cells of equal width must cover; otherwise widths differ by one character."""
 _LEAST_COVERED = 0.6
-"""Least share of the picture that a paged pool with a margin must cover, unless it covers less without the margin, too.
+"""Least share of the picture that a paged pool with a margin must cover; less if the same pool covers less without
+one.
 """
 _NUMBERS = 0.12
 """Share of the picture that may stay empty for the numbers in the margin."""
@@ -199,8 +200,9 @@ class _Shape(NamedTuple):
 def _whole_pool_tiling(num_units: int, unit_tokens: int, width: int, height: int, *, half_blocks: bool) -> Tiling:
     """Return the tiling of equal cells that covers most of a picture of `width` by `height` characters.
 
-    Well-shaped cells are preferred among tilings that cover about as much. A margin has the number of each row's first
-    block, unless much less of the picture would be covered, numbers are below the blocks, or there is one row.
+    Among tilings that cover about as much, well-shaped cells are preferred. A margin at the left has the number of each
+    row's first block. It is omitted if it takes too much of the picture, if numbers are below the blocks, or if there
+    is only one row.
     """
     margin = len(str(num_units)) + 1 if unit_tokens > 1 else 0
     choices = []

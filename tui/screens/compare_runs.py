@@ -101,10 +101,10 @@ class Compare(PlaybackScreen):
         return max((each.replay.num_units for each in self.sessions() if each.replay.unit_tokens > 1), default=0)
 
     def _arrangement(self, num_lanes: int) -> str | None:
-        """Return the CSS class of the lanes, by which the style sheet places them.
+        """Return the CSS class by which the style sheet places lanes on a narrow screen; None for one below the other.
 
-        Two pools are beside each other. In a lesson, so are three, and a narrow screen has four in two rows. Other
-        narrow screens have no pools if there are more than three lanes.
+        Two pools are beside each other, in lessons also three. Lessons show four pools in two rows. Comparisons outside
+        lessons show no pools if there are more than three lanes.
         """
         if num_lanes == 2 or (self.guided is not None and num_lanes == MOST_POOLS_NARROW):
             return "-two" if num_lanes == 2 else "-two -three"

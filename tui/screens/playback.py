@@ -48,7 +48,7 @@ class PlaybackScreen(Transport):
 
     BINDINGS: ClassVar[list[BindingType]] = [*BINDINGS, Binding("escape", "back", "Back", show=False, id="back")]
     PANELS: ClassVar[str]
-    """CSS selector of the `Readable` panels."""
+    """CSS selector of the panels with text."""
     HINTS: ClassVar[tuple[str, ...]] = HINTS
     """Hints about keys, beside the story, the longest first."""
     compares: ClassVar[bool] = False

@@ -58,7 +58,10 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         self.action_scroll_lines(1)
 
     def write(self) -> list[Strip]:
-        """Return the lines that fit. If lines are left out, the first or last line counts the units on them."""
+        """Return the lines that fit.
+
+        If lines are left out at the beginning or end, the first or last line states how many units they show.
+        """
         lines = self._lines_of_table()
         self.num_lines, height = len(lines), max(self.size.height, 1)
         hidden = max(len(lines) - height, 0)

@@ -153,9 +153,9 @@ class LaneFigures(Widget):
         return [Segment(name.ljust(_LABEL_WIDTH), label), Segment(shortened(value, room, self._symbols.cut), style)]
 
     def _selected(self, width: int) -> str:
-        """Describe what the user selected.
+        """Describe the unit or request that the user selected.
 
-        Its size, activity and blocks are left out, in this order, if they do not fit.
+        If the text is too long, its size, its activity and its blocks are left out, in this order.
         """
         words = [selection(self._lane.session)]
         words.append(re.sub(r" = [\d.,]+ \w+", "", words[0]))

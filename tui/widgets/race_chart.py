@@ -31,7 +31,7 @@ _TICK_FACTORS = (1, 2, 5, 10)
 """Distances of numbers on an axis, times a power of ten."""
 _LEAST_TICK_DISTANCE = 12
 _TITLE_WIDTH = 28
-"""Width in columns of the title without the names of marks."""
+"""Width in columns that the title needs beside the names of marks."""
 _MOST_TIMES = 4
 """If the longest run is more than twice this multiple of the shortest, the axis ends at this multiple of the
 shortest.

@@ -282,7 +282,7 @@ class TimelineChart(Scrubber):
         ).simplify()
 
     def _knob(self, column: int) -> Segment:
-        """Return the character of the clock on the axis, in the colour of events if it hides a mark."""
+        """Return the character that marks the clock on the axis. It has the colour of events if it hides one."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
         color = self._mark_color() if hides else self.symbols.palette.cursor
         return Segment(self.symbols.knob, Style(color=color, bold=True))
