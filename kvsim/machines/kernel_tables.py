@@ -522,8 +522,8 @@ def _deepseek_v3_products(heads: int) -> list[tuple[int, int]]:
 def _delta_net(tables: _GpuTables, model: Model) -> DeltaNet | None:
     """Fit the times of a gated delta net, which has a convolution and the delta rule; None without a table.
 
-    The recurrent state was measured in 32 bits. The time of a state in another type is proportional to its bytes. The
-    fitted constants are not used: the starts of these kernels are among the small kernels of `Work`.
+    The recurrent state was measured in 32 bits. The time of a state in another type is proportional to its bytes. Times
+    per launch are omitted, because the starts of these kernels are among the small kernels of `Work`.
     """
     layer = next((each for each in model.recurrent_layers if isinstance(each, GatedDeltaNet)), None)
     if layer is None:

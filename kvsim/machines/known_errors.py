@@ -286,12 +286,12 @@ def with_error(
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
-    """Return the label of step times that are used for an engine with features that the times were not made for.
+    """Return the label of step times for an engine with features that these times do not include.
 
-    `ways` maps the name of each feature to the part that the times lack, such as `{"drafts": "drafting"}`; "" if they
-    lack nothing. The features become part of the class, and the error is that of the new class. `engine` replaces the
-    engine that the class names, unless it is empty. The label is returned unchanged if `ways` is empty, or if the label
-    names no class.
+    `ways` maps the name of each feature to the part that is missing in the times, such as `{"drafts": "drafting"}`, or
+    to "" if none is missing. The features become part of the class, and the label states the error of this new class.
+    If `engine` is not empty, it replaces the engine of the class. The label is returned unchanged if `ways` is empty,
+    or if the label names no class.
     """
     kind = class_in(label)
     if not ways or kind is None:

@@ -26,7 +26,7 @@ All constants for fp8 caches were measured with FlashAttention 3, called as in v
 of 128 elements on an H200.
 """
 FP8_SEQUENCE_SHARE = 1.7
-"""Time per sequence in addition to reading its cache, with an fp8 cache relative to a bf16 cache.
+"""Time of attention per sequence, without the reads of its cache, with an fp8 cache relative to a bf16 cache.
 
 Measured: 1.7 to 2.0.
 """

@@ -85,7 +85,7 @@ The time of the output projection is assumed to grow linearly between the two. T
 sleeps.
 """
 _SMALLEST = 3
-"""Number of tokens in a step that uses the first entry of a table by size. Such a step is padded to 4 tokens."""
+"""Number of tokens in a step that is padded to 4 tokens, the size of the first entry in tables by size."""
 
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:

@@ -27,7 +27,7 @@ _PLACES: Final = {
 }
 """Offsets from the paint `KIND` that each kind of cache may use."""
 _LAST_PLACE: Final = 5
-"""Offset from the paint `KIND` for a kind of layers whose offsets in `_PLACES` are taken."""
+"""Offset from the paint `KIND` for all further kinds of layers, if no offset of their cache in `_PLACES` is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

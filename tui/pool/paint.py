@@ -79,9 +79,9 @@ _UNWRITTEN: Final = frozenset((SlotState.RESERVED, SlotState.INTERNAL, SlotState
 """Paints of held slots without live tokens, which get the darker grey."""
 _SHADES_ON_DARK: Final = (0.34, 0.56)
 _SHADES_ON_LIGHT: Final = (0.28, 0.48)
-"""Shares of black in the greys of (unwritten, written) slots in light themes.
+"""Shares of black in the two greys of light themes: of unwritten and of written slots.
 
-In dark themes: of white, in `_SHADES_ON_DARK`.
+`_SHADES_ON_DARK` has the shares of white in the greys of dark themes.
 """
 
 _IMPORTANT: Final = (SlotState.INTERNAL, SlotState.PADDING, SHARED, *UnitChange)

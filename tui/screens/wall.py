@@ -69,7 +69,10 @@ class Wall(PlaybackScreen):
         return self.fleet.followed
 
     def follow(self, request: int | None) -> None:
-        """Follow no request. Rows mean nothing here, because each server has its own: see `follow_name`."""
+        """Follow no request if `request` is None; otherwise do nothing.
+
+        A row has no meaning here, because each server has rows of its own. `follow_name` follows a request by its id.
+        """
         if request is None:
             self.follow_name(None)
 

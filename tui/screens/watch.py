@@ -134,7 +134,10 @@ class Watch(PlaybackScreen):
         return f"{file_stem(self.session.recording.name)}-step{self.session.step_number(self.player.frame)}"
 
     def action_filter(self) -> None:
-        """Restrict the event list, and the jumps along it, to the next selection of events that is not empty."""
+        """List the next kind of events in the event list. Kinds without events are skipped.
+
+        Keys that jump to events stop only at the listed ones.
+        """
         filters = [each for each in EventFilter if each is EventFilter.ALL or len(self.session.events_through(each))]
         current = filters.index(self.session.event_filter) if self.session.event_filter in filters else -1
         self.session.filter_events(filters[(current + 1) % len(filters)])
@@ -166,7 +169,10 @@ class Watch(PlaybackScreen):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
 
     def action_color(self) -> None:
-        """Show the next property in colours. From the view by owner, which has only one, return to physical order."""
+        """Show the next property in colours.
+
+        The view by owner has colours for owners only, so it is closed instead.
+        """
         pool = self.query_one(PoolView)
         if self.has_class("-by-owner"):
             self.action_arrange()

@@ -34,8 +34,8 @@ _TINT = 0.4
 def under_cursor(cell: Segment, symbols: Symbols) -> Segment:
     """Return a character of a chart as it looks under the cursor: tinted with the cursor's colour.
 
-    An empty character becomes a vertical line. Without colours, free memory does, too, and other characters become
-    bold.
+    An empty character becomes a vertical line. Without colours, free memory also becomes a vertical line, and other
+    characters become bold.
     """
     palette, style = symbols.palette, cell.style or RichStyle()
     grounded = style.bgcolor is not None and style.bgcolor.get_truecolor().hex != palette.void
