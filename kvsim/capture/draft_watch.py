@@ -43,9 +43,7 @@ def num_draft_modules(scheduler: Any) -> int:
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return the number of draft modules, and if it is above 0, the number of tokens after its block that a hash
-    covers.
-    """
+    """Return the number of draft modules and, if above 0, of the tokens after its block that a hash covers."""
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 
@@ -95,9 +93,7 @@ class DraftWatch:
         self._before: dict[str, tuple[Any, int]] = {}
 
     def updating(self, scheduler: Any, output: Any) -> None:
-        """Store the number of output tokens of each request of a step. Call this before the step's output is
-        processed.
-        """
+        """Store each request's number of output tokens. Call this before the step's output is processed."""
         present = (scheduler.requests.get(name) for name in output.num_scheduled_tokens)
         self._before = {each.request_id: (each, each.num_output_tokens) for each in present if each is not None}
 

@@ -109,9 +109,7 @@ class ImageWatch:
             raise RecordingError(f"request {name} has images, and {problem}.")
 
     def changed(self, request: Any, input_id: int, evicted: list[str]) -> None:
-        """Report what a call for image `input_id` of a request changed. `evicted` has the hashes of the images that it
-        evicted.
-        """
+        """Report the effect of a call for image `input_id` of a request, and the evicted images, by their hashes."""
         for each in evicted:
             self._cached.discard(each)
             self._happened(ImageEventKind.EVICT, _NOBODY, each)

@@ -44,9 +44,7 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
 
 
 def _allocated_bytes(tensors: list[Any]) -> int:
-    """Return the bytes of all blocks. Since vLLM 0.29, every tensor is a view of one allocation, and states its
-    size.
-    """
+    """Return the bytes of all blocks. Since vLLM 0.29, every tensor states the size of the one allocation."""
     sizes = [tensor.size for tensor in tensors]
     return int(sum(sizes) if hasattr(tensors[0], "shared_by") else max(sizes))
 

@@ -55,9 +55,7 @@ class OffloadWatch:
         self._first_job = self._connector._job_counter
 
     def scheduled(self, output: Any, rows: dict[str, int]) -> None:
-        """Report the copies that a step begins, and the earlier copies for which it waits. `rows` has rows by request
-        name.
-        """
+        """Report the copies that a step begins, and those for which it waits. `rows` has rows by request name."""
         metadata = output.kv_connector_metadata  # vLLM calls a copy a job
         for is_load, jobs in ((True, metadata.load_jobs), (False, metadata.store_jobs)):
             for number, job in jobs.items():

@@ -55,9 +55,7 @@ class Publisher:
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes in the engine's process that have not been sent. It does not depend on the number of
-        viewers.
-        """
+        """Number of bytes that the engine's process has not sent, whatever the number of viewers."""
         return self._pump.waiting_bytes
 
     def write(self, lines: bytes) -> None:

@@ -29,12 +29,8 @@ class Pump:
         """Start the thread.
 
         Args:
-            deliver: function that sends bytes, of one or more pushes in order, to the destination. It may block, and
-                may
-                raise OSError.
-            give_up: function called once, with a reason, if delivery fails or falls too far behind. It may run in
-                either
-                thread.
+            deliver: function that sends the bytes of one or more pushes, in order. It may block, and may raise OSError.
+            give_up: function called once, in either thread, with the reason why delivery failed or fell too far behind.
             name: name of the thread.
             period_s: longest time in seconds that bytes wait before they are delivered.
             max_waiting_bytes: number of waiting bytes above which delivery is given up.

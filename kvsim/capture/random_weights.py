@@ -181,9 +181,7 @@ class RandomAdapters:
 
 
 def write_adapter(model_folder: Path, folder: Path, rank: int, *, seed: int) -> Path:
-    """Write an adapter of rank `rank` for the model in `model_folder` into `folder`, in PEFT's format. Return
-    `folder`.
-    """
+    """Write an adapter of this `rank` for the model in `model_folder` to `folder`, as PEFT does. Return `folder`."""
     import torch  # noqa: PLC0415  vLLM is an optional dependency
     from safetensors.torch import save_file  # noqa: PLC0415
 

@@ -35,21 +35,15 @@ _CUT_SHORT = ("FINISHED_ABORTED", "FINISHED_ERROR")
 """Statuses in vLLM of requests that a recording shows as aborted."""
 
 _CLOCK_STEP_S = 0.001
-"""Change in seconds, of the difference between wall clock and monotonic clock, that means that the wall clock was
-set.
-"""
+"""Change in seconds between wall clock and monotonic clock that means that the wall clock was set."""
 _LONGEST_DELAY_S = 600.0
-"""Longest time in seconds from the front end to the engine. A longer one means that the time stamp is of another
-clock.
-"""
+"""Longest time in seconds from front end to engine. A longer one means a time stamp of another clock."""
 
 Hook = TypeVar("Hook", bound=Callable[..., None])
 
 
 def _harmless(hook: Hook) -> Hook:
-    """Wrap a hook: it does nothing while nothing is recorded, and if it fails, the recording ends and the engine goes
-    on.
-    """
+    """Wrap a hook: it does nothing while nothing is recorded, and if it fails, only the recording ends."""
 
     @wraps(hook)
     def guarded(self: SchedulerRecorder, *args: Any) -> None:

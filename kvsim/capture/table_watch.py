@@ -53,9 +53,7 @@ class TableWatch:
         self._keeps_some = [keeps_some(layout, group, rules, retention_tokens) for group in layout.groups]
 
     def start(self, rows: dict[str, int], all_rows: dict[str, int]) -> None:
-        """Begin a recording. `rows` has the rows of requests that have not ended, by name; `all_rows` those of all
-        requests.
-        """
+        """Begin a recording. `all_rows` has the rows of all requests, by name; `rows` those not ended."""
         self._rows, self._all_rows = rows, all_rows
         managers = self._manager.coordinator.single_type_managers
         self._held: list[dict[str, int]] = [{} for _ in managers]
@@ -65,9 +63,7 @@ class TableWatch:
         """Fields of the "release" events of the tables that vLLM will free at a later step, in the order of release."""
 
     def _allocated(self, request: Any, hits: Any) -> None:
-        """Report the new entries of the tables of `request`, in vLLM's order: shared `hits`, evicted blocks, new
-        blocks.
-        """
+        """Report the new entries of a request's tables in vLLM's order: shared `hits`, evicted, new blocks."""
         name = request.request_id
         if name not in self._rows:
             return
@@ -121,9 +117,7 @@ class TableWatch:
             self._recorder.ending(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full. With drafts, a block that is not full may have the key of its first
-        tokens.
-        """
+        """Tell whether a cached block is full. With drafts, one that is not may have a key of its first tokens."""
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True

@@ -18,9 +18,7 @@ _NONE = -1
 
 
 def has_transfers(scheduler: Any) -> bool:
-    """Tell whether the scheduler has a connector that kvsim simulates. Transfers of other connectors are not
-    recorded.
-    """
+    """Tell whether the scheduler has a connector that kvsim simulates. Only such transfers are recorded."""
     return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
 
 
@@ -78,9 +76,7 @@ class TransferWatch:
         self._asking.clear()
 
     def _watch_loads(self) -> None:
-        """Wrap the method of the connector that vLLM calls once a request has blocks for its load, to report the
-        load.
-        """
+        """Wrap the connector's method that vLLM calls when a request has blocks for its load, to report it."""
         connector, tables = self._scheduler.connector, self._scheduler.kv_cache_manager.coordinator.single_type_managers
         update = connector.update_state_after_alloc
 
@@ -124,9 +120,7 @@ class TransferWatch:
         self._report("transfer", is_send, row, first, num_blocks, num_tokens, self._now())
 
     def updating(self, answer: Any) -> None:
-        """Report the ends of transfers that are stated in `answer`, the model's output that is about to be
-        processed.
-        """
+        """Report the ends of transfers that the model's output `answer` states, before vLLM processes it."""
         report = getattr(answer, "kv_connector_output", None)
         if report is None:
             return

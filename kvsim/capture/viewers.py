@@ -76,9 +76,7 @@ class ViewerServer:
             pass
 
     def turn(self, timeout_s: float | None = None) -> bool:
-        """Wait for events, for at most `timeout_s` seconds (None: no limit), and handle them. Return False at the log's
-        end.
-        """
+        """Wait for events, at most `timeout_s` seconds if given, and handle them. Return False at the log's end."""
         now_s = self._clock()
         due_s = [] if timeout_s is None else [timeout_s]
         if self._accept_s is not None:

@@ -44,9 +44,7 @@ except ImportError as error:
 log = logging.getLogger("kvsim")
 
 _AT_EXIT = 10
-"""Priority among the exit handlers of multiprocessing: the recording must end before the threads of queues are
-joined.
-"""
+"""Priority among the exit handlers of multiprocessing: the recording ends before the threads of queues are joined."""
 
 
 class _RecordingHooks:
@@ -210,9 +208,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
 
 
 def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any]) -> dict[str, int]:
-    """Return the number of draft layers with KV in the pool's blocks, and their bytes per token; empty if there are
-    none.
-    """
+    """Return the number of draft layers with KV in the pool, and their bytes per token; empty if there are none."""
     draft_bytes = layout.bytes_per_block // block_size - shape["kv_bytes_per_token"]
     num_layers = sum(group.num_layers for group in layout.groups) - shape["num_layers"]
     return {"num_draft_layers": num_layers, "draft_bytes_per_token": draft_bytes} if num_layers > 0 else {}

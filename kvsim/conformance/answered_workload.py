@@ -54,9 +54,7 @@ class AnswerComparison:
 
 
 def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkload:
-    """Serve a workload with vLLM, and return it with the records of vLLM's decisions. A failure of vLLM is not
-    raised.
-    """
+    """Serve a workload with vLLM, and return it with the records of vLLM's decisions and vLLM's failure, if any."""
     records: list[dict[str, Any]] = []
     failure = ""
     try:

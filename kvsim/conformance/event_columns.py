@@ -50,9 +50,7 @@ class EventColumns:
     evicted: Rows
     """int[n, 2], one row per block whose prefix is evicted: moment, block."""
     encoder: Rows
-    """int[n, 4], one row per event of the encoder cache: moment, kind (`ImageEventKind`), request (-1 for none),
-    image.
-    """
+    """int[n, 4], one row per event of the encoder cache: moment, kind (`ImageEventKind`), request or -1, image."""
 
     def first_difference(self, other: EventColumns) -> int | None:
         """Return the first moment at which the events of two engines differ; None if all are equal."""

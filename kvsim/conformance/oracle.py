@@ -88,9 +88,7 @@ def verify_oracle(
 
 
 def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any]) -> Difference | None:
-    """Return the difference between a recorded record, which is in line `line`, and kvsim's `ours`; None if they are
-    equal.
-    """
+    """Return the difference between a recorded record, in line `line`, and kvsim's; None if they are equal."""
     # Records of different kinds are compared only by kind. Fields that one side lacks are not compared: the order of
     # the free queue is optional in a file, and only the oracle has timings.
     fields = ours.keys() & recorded.keys() if ours["kind"] == recorded["kind"] else {"kind"}
@@ -141,9 +139,7 @@ class OracleRun:
             )
         )
         self._arrived: list[int] = []
-        """Rows of the requests that have arrived, in order of arrival. A request's number in the engine is its row plus
-        1.
-        """
+        """Rows of the requests that have arrived, in order. A request's number in the engine is its row plus 1."""
         self._lengths: dict[int, list[int]] = {}
         """Lengths of block tables before the last step was scheduled, by running sequence and KV-cache group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
@@ -151,9 +147,7 @@ class OracleRun:
         """Transfers with a store or another server; None without a connector."""
         self._pending: deque[tuple[int, list[int], list[int]]] = deque()
         self._unsent: list[str] = []
-        """Names of requests that left since the scheduler's last call; vLLM reports them to its workers at the next
-        call.
-        """
+        """Names of requests that left since the scheduler's last call. vLLM reports them with the next call."""
         self._num_steps = self._num_preemptions = self._num_aborts = 0
 
     def equal_so_far(self) -> Verdict:

@@ -86,9 +86,7 @@ class OracleRequest:
     """Index of the engine call before which the request is aborted; None if it is not aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
-    """Number of accepted drafts, at index i in the step that begins with i outputs of the request. Empty: all are
-    accepted.
-    """
+    """Number of accepted drafts of a step, at the index of the outputs before it. Empty: all are accepted."""
     images: tuple[ImageInput, ...] = ()
     proposed_drafts: tuple[int, ...] = ()
     """Number of proposed drafts, at index i when the request has i outputs. Empty: as many as the settings allow."""
@@ -515,9 +513,7 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the token ids that the oracle makes for the prompt in `row`: first those of its prefix group, then its
-    own.
-    """
+    """Return the token ids that the oracle makes for the prompt in `row`: those of its prefix group first."""
     # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0

@@ -58,9 +58,7 @@ def layout_of(
 
 
 def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
-    """Check that the layers allow decode context parallelism. Multiply their block sizes, in place, by the number of
-    ranks.
-    """
+    """Check that the layers allow decode context parallelism. Multiply their block sizes, in place, by `num_ranks`."""
     for entry in entries:
         if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):
             raise UsageError(

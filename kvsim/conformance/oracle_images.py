@@ -56,9 +56,7 @@ class EncoderRecords:
         self._inputs = encoding.inputs
 
     def of_step(self, batch: Iterable[int]) -> dict[str, Any]:
-        """Return the record fields with the images that a step encodes for each sequence of `batch`, and with evicted
-        images.
-        """
+        """Return the record fields with the images that a step encodes for each sequence, and evicted images."""
         engine = self._driver.engine
         cache, step = engine.encoder, int(engine.state.num_scheduled)
         encoded = {}

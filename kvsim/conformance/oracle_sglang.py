@@ -142,9 +142,7 @@ class SGLangRun:
         )
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Let copies between GPU and host end as `records` state. Without this call, each ends in the pass after its
-        begin.
-        """
+        """Let copies between GPU and host end as `records` state. By default, they end a pass after their begin."""
         self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
@@ -209,9 +207,7 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End the oldest copies, at most as many as `record` states. Return `record` with the numbers of copies that
-        ended.
-        """
+        """End the oldest copies, at most as many as `record` states. Return it with the numbers that ended."""
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
@@ -412,9 +408,7 @@ class SGLangRun:
         return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
 
     def _demand(self, longest: int) -> Demand:
-        """Return the requests as the engine's demand, with at most `longest` tokens. A refused prompt becomes one of
-        one token.
-        """
+        """Return the requests, with at most `longest` tokens. A refused prompt becomes a prompt of one token."""
         unit, slots = self._unit, self._workload.num_slots
         whole = np.array([len(request.prompt) for request in self._requests], np.int64)
         asked = np.array([request.limit for request in self._requests], np.int64)

@@ -32,9 +32,7 @@ class TransferEngine:
         self.fetched: list[int] = []
         """Sequences whose blocks the other server may free after the last step: they are loaded here, or not needed."""
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """Three lists for each step: sequences whose load ended, sequences whose send ended, blocks that failed to
-        load.
-        """
+        """Sequences whose load ended, sequences whose send ended, and blocks that failed to load, by step."""
 
     def run_step(self, driver: Driver) -> None:
         """Begin the transfers of the last scheduled step, and report to the engine those that end with this step."""
@@ -85,9 +83,7 @@ def loads_of_step(
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields with loading requests, ended requests that keep blocks, and blocks that are freed
-    later.
-    """
+    """Return the record fields with loading requests, ended requests that keep blocks, and blocks freed later."""
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
     return {
@@ -173,9 +169,7 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields with skipped requests, the number of used host blocks, and blocks that are freed
-    later.
-    """
+    """Return the record fields with skipped requests, the number of used host blocks, and blocks freed later."""
     host, sequences = driver.engine.host, driver.engine.external.sequences
     return {
         "skipped": [name(number) for number in driver.skipped()],

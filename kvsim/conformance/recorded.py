@@ -54,9 +54,7 @@ class Recorded:
         release = release_of(recording)
         self.scheduler = settings_of(ContinuousSettings, recording)
         self.retention_tokens = retention_of(recording, release)
-        """Number of tokens between two positions at which windows and states stay cached; None: at every block
-        boundary.
-        """
+        """Tokens between two positions at which windows and states stay cached; None: every block boundary."""
         block_size = meta.hash_block_size
         host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
         host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size
@@ -188,9 +186,7 @@ class _ScheduleRows:
 
 
 def _admission_rank(recording: Recording) -> IntArray:
-    """Return, for each schedule row, a number that sorts the rows of a step by the latest admission of their
-    requests.
-    """
+    """Return, for each schedule row, a number that sorts the rows of a step by the admission of the requests."""
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     released = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
     release_key = np.sort(sort_key(memory.request[released], memory.seq[released]))

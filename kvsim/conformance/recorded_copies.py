@@ -57,16 +57,12 @@ class RecordedCopies:
         return sorted(self._awaited.get(step, ()))
 
     def reported(self, step: int) -> dict[int, list[int]]:
-        """Return the host blocks, in order, of each copy whose end was reported with the output of `step`, by the
-        copy's number.
-        """
+        """Return the ordered host blocks of each copy whose end the output of `step` reported, by its number."""
         return dict(self._reported.get(step, {}))
 
 
 class CopiesInLockstep:
-    """Comparison of a simulated engine's copies with recorded ones. The recorded ends of copies are reported to the
-    engine.
-    """
+    """Comparison of a simulated engine's copies with recorded ones, whose ends are reported to the engine."""
 
     def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
         self._driver, self._recorded = driver, recorded

@@ -46,9 +46,7 @@ class SecondKeys:
         return len(set().union(*self._of_block.values()))
 
     def follow(self, changes: Iterable[Any]) -> None:
-        """Apply changes of block tables in order. A released table may add second keys; an eviction removes those of
-        its blocks.
-        """
+        """Apply changes of block tables in order. A release may add second keys; an eviction removes some."""
         for row in changes:
             if int(row.kind) in (MemoryKind.EVICT, MemoryKind.APPEND):
                 for block in range(int(row.address), int(row.address + row.length)):

@@ -147,9 +147,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each record with its line number, and with the fields that the file leaves out because they are
-    unchanged.
-    """
+    """Yield each record with its line number, and with the unchanged fields that the file leaves out."""
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)

@@ -231,9 +231,7 @@ def _set_for_process(workload: Workload) -> None:
 
 
 def _write_model(workload: Workload, folder: Path) -> None:
-    """Write the model's `config.json`, with the layers of all groups. It is a model with MLA if all groups are of type
-    `mla`.
-    """
+    """Write the model's `config.json`, with the layers of all groups; with MLA, if all groups are of type `mla`."""
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
     if entries:
@@ -260,9 +258,7 @@ def _filled(kind: Any, **fields: Any) -> Any:
 
 
 def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
-    """Return the KV-cache specs of the layers by name, in order: those in `groups`; if there are none, full
-    attention.
-    """
+    """Return the KV-cache specs of the layers by name, in order: those in `groups`, by default full attention."""
     entries: list[dict[str, Any]] = workload.get("groups") or [
         {"type": "full", "num_layers": _CONFIG["num_hidden_layers"]}
     ]
@@ -479,9 +475,7 @@ class SchedulerDecisions:
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the record fields about copies between GPU and host that a step begins. A subclass may override
-        this.
-        """
+        """Return the record fields about copies between GPU and host of a step. A subclass may override this."""
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:

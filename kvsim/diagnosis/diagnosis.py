@@ -93,9 +93,7 @@ class Diagnosis:
 
     @property
     def hits(self) -> str:
-        """Sentence on the share of prompt tokens found in the prefix cache, and the share that an endless cache would
-        find.
-        """
+        """Sentence on the share of prompt tokens found in the prefix cache, and that of an endless cache."""
         requests = self.recording.requests
         repeated, whole = (
             repeated_tokens(self.recording.meta, requests),

@@ -77,9 +77,9 @@ class Retraction:
 
     losses: tuple[Loss, ...]
     ratio_before: float
-    """SGLang's `new_token_ratio` before the step."""
+    """SGLang's `new_token_ratio` before the step that retracted requests."""
     ratio: float
-    """SGLang's `new_token_ratio` after the step."""
+    """SGLang's `new_token_ratio` after the step that retracted requests."""
     back_s: float
     """Time in seconds at which the ratio is as low as before; earlier if the next retraction comes or the run ends."""
     num_steps: int
@@ -101,9 +101,7 @@ class Retraction:
 
     @property
     def stays_away(self) -> bool:
-        """True if throughput is low after the retraction although requests wait and more slots are unused than
-        before.
-        """
+        """True if throughput is low afterwards although requests wait and more slots are unused than before."""
         is_less = self.after.tokens_per_s < _AWAY * self.before.tokens_per_s
         return is_less and self.after.waiting > 1 and self.after.unused_slots > self.before.unused_slots
 

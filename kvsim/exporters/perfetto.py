@@ -79,9 +79,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
 
 
 class _Trace:
-    """Writer of the packets of one trace. Names are written once and numbered. Frequent packets are encoded many at a
-    time.
-    """
+    """Writer of the packets of one trace. Names are written once and numbered; frequent packets encoded together."""
 
     def __init__(self, file: BinaryIO) -> None:
         from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import DebugAnnotation, Trace, TracePacket, TrackEvent  # noqa: PLC0415  brings protobuf
@@ -97,9 +95,7 @@ class _Trace:
         self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
     def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
-        """Write the descriptor of a track. For a counter, `counts_bytes` says whether its unit is bytes; None for other
-        tracks.
-        """
+        """Write the descriptor of a track. `counts_bytes` is whether a counter's unit is bytes; None: no counter."""
         packet = self._packet()
         packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
         if parent is not None:

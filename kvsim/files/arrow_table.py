@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Largest number of bytes of all texts of a column. A small file can hold far more: Parquet stores repeated texts
-once.
-"""
+"""Largest number of bytes of all texts of a column. Parquet stores repeated texts once, so a small file has more."""
 
 
 def read_table(file: Path) -> pa.Table:

@@ -21,9 +21,7 @@ _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')
 
 
 def identity_of(meta: bytes, tables: Iterable[bytes]) -> str:
-    """Return the identity of a recording: a digest of `meta`, its `meta.json` without an identity, and of its tables'
-    digests.
-    """
+    """Return the identity of a recording: a digest of `meta.json` without identity, and of its tables' digests."""
     digest = hashlib.blake2b(meta, digest_size=16)
     for each in tables:
         digest.update(each)

@@ -77,9 +77,7 @@ _NUMBERS = "numbers"
 
 @dataclass(slots=True, kw_only=True)
 class Clock:
-    """Converter of a column of arrival times: `read` checks each row, and `seconds` converts the results of all
-    rows.
-    """
+    """Converter of a column of arrival times: `read` checks each row, `seconds` converts the results of all."""
 
     path: Path
     column: str
@@ -259,8 +257,8 @@ class Clock:
     def _check_marks(self) -> None:
         """Refuse numbers whose marks may separate thousands.
 
-        Such commas are always refused. Such points are refused only if the times ascend as thousands, but not as
-        decimals.
+        Commas that may are always refused. Points that may are refused only if the times ascend with the points read as
+        thousands, and do not ascend with them read as decimal points.
         """
         as_decimals, as_thousands = self._falls
         ordered = as_decimals and not as_thousands

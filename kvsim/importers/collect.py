@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class RequestCollector:
-    """Collector of the requests of one file, in the file's order. Requests without a prompt or an output are only
-    counted.
-    """
+    """Collector of the requests of one file, in its order. Those without a prompt or an output are only counted."""
 
     source: TextSource
     kind: str

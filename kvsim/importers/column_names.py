@@ -1,6 +1,4 @@
-"""Recognition of the columns and keys to which people give different names: the quantity and unit that a name
-denotes.
-"""
+"""Recognition of columns and keys to which people give different names: the quantity and unit of each name."""
 
 from __future__ import annotations
 
@@ -100,9 +98,7 @@ def _words(name: str) -> list[str]:
 
 
 def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return those of `names` that denote each quantity, by kvsim's name of the quantity. Unknown names are left
-    out.
-    """
+    """Return those of `names` that denote each quantity, by kvsim's name of it, without unknown names."""
     found = defaultdict(list)
     for name in names:
         known = meaning(name)

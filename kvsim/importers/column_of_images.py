@@ -48,9 +48,7 @@ class ImageColumn:
         return [*repeated, *(image._replace(place=image.place + history) for image in new)], added
 
     def read_counted(self, row: SourceRow, prompt_tokens: int) -> list[Image]:
-        """Return the images of a request whose `prompt_tokens` and places of images already count the tokens of
-        images.
-        """
+        """Return the images of a request whose prompt length and places of images count the tokens of images."""
         return self._listed(row, prompt_tokens, 0)
 
     def _listed(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> list[Image]:

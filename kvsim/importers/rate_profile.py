@@ -66,9 +66,7 @@ def _column(source: TextSource, names: Mapping[str, float]) -> str:
 
 
 def _number(row: SourceRow, name: str, wrong: list[str]) -> list[float]:
-    """Return a list with the number in field `name`. If it is invalid, append an error to `wrong` and return an empty
-    list.
-    """
+    """Return a list with the number in field `name`; an empty one, and an error in `wrong`, if it is invalid."""
     try:
         return [row.number(name)]
     except WorkloadError as error:

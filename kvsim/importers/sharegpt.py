@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 CHARS_PER_TOKEN = 4.0
-"""Mean number of characters per token of English text with byte-pair vocabularies. It is lower for code and other
-languages.
-"""
+"""Mean characters per token of English text with byte-pair vocabularies; lower for code and other languages."""
 _HEAD = 20_000
 """Number of characters at the beginning of a file that are searched for the format."""
 _ASKS, _ANSWERS = ("human", "user"), ("gpt", "assistant", "chatgpt", "bing", "bard")

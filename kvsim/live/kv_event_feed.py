@@ -145,9 +145,7 @@ class KvEventFeed:
             self._socket.close(linger=0)
 
     def _hear(self, number: int, payload: bytes) -> None:
-        """Process a published batch. If batches are missing before it, first request and process these, if there is a
-        replay endpoint.
-        """
+        """Process a published batch; before it missing ones, if there is a replay endpoint to request them."""
         # After a restart, numbers begin at 0 again, and the first batches may be missed until the socket has connected.
         # A batch that was replayed may come again, but it is not newer than what is known.
         is_first = number == 0 and not self._replayed

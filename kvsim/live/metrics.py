@@ -38,9 +38,7 @@ _COUNTERS = (
 )  # fmt: skip
 """Names of counters; samples end in `_total`."""
 _BY_SOURCE = "vllm:prompt_tokens_by_source_total"
-"""Counter in which each prompt token counts once. In `prefix_cache_*` before vLLM 0.27, it counts at each attempt to
-admit.
-"""
+"""Counter of prompt tokens, each once. `prefix_cache_*` before vLLM 0.27 counts them per attempt to admit."""
 _OTHERS = {"tgi_": "Text Generation Inference", "trtllm_": "TensorRT-LLM", "nv_": "Triton"}
 """Beginnings of the names of other servers' metrics."""
 _OLDER_NAMES = {"inter_token": "vllm:time_per_output_token_seconds"}
@@ -63,18 +61,14 @@ class Histogram:
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, earlier: Histogram) -> Histogram:
-        """Return the histogram of the times measured after `earlier`; this one, if `earlier` has other buckets or
-        none.
-        """
+        """Return the histogram of times measured after `earlier`; this one, if `earlier` has no or other buckets."""
         if not earlier.counts or earlier.bounds_s != self.bounds_s:
             return self
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
         return Histogram(self.bounds_s, counts, self.sum_s - earlier.sum_s)
 
     def quantile_s(self, share: float) -> tuple[float, float] | None:
-        """Return the bounds in seconds of the bucket with the quantile `share`, 0 to 1; None if nothing was
-        measured.
-        """
+        """Return the bounds in seconds of the bucket with the quantile `share`, 0 to 1; None without any times."""
         low = 0.0
         for bound_s, count in zip(self.bounds_s, self.counts, strict=True):
             if self.count and count >= share * self.count:

@@ -79,9 +79,7 @@ class MetricsFeed:
         self.ended: str | None = None
         """Reason for the end of the feed, as a sentence; None while it is open."""
         self.restarts = 0
-        """Number of restarts of the server, seen by counters that begin at 0 again. Polls before a restart are
-        discarded.
-        """
+        """Number of restarts of the server, seen by counters that fall. Polls before a restart are discarded."""
         self._period_s, self._patience_s, self._clock = period_s, patience_s, clock
         self._looks: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_LOOKS)
         self._stop = threading.Event()

@@ -172,9 +172,7 @@ class Mirror:
         return events
 
     def _past_step(self) -> list[list[Any]]:
-        """Return the events of an invented step, in place of all earlier ones, that gives requests their blocks; empty
-        without any.
-        """
+        """Return the events of an invented step that gives requests their blocks; empty if they have none."""
         assert self._meta is not None
         memory: list[list[Any]] = []
         held = set[int]()
@@ -277,9 +275,7 @@ class _EncoderMirror:
             del self._idle[image], self._users[image], self._outputs[image]
 
     def renumber(self, rows: Sequence[int]) -> None:
-        """Replace the local numbers of a snapshot's requests by their rows on the server: `rows` has the row of
-        each.
-        """
+        """Replace the local numbers of a snapshot's requests by their rows on the server, `rows`."""
         self._users = {image: dict.fromkeys(rows[local] for local in users) for image, users in self._users.items()}
 
     def images(self) -> list[list[int]]:

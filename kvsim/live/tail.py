@@ -153,9 +153,7 @@ def _rows(since: Since, requests: IntArray) -> IntArray:
 
 
 def _joined(before: _Table, after: _Table) -> _Table:
-    """Return the rows of `before`, then those of `after`. Optional columns that one of the tables lacks become 0
-    there.
-    """
+    """Return the rows of `before`, then those of `after`. Optional columns that one table lacks become 0 there."""
     if not len(before) or not len(after):
         return after if len(after) else before
     columns = {}

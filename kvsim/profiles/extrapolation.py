@@ -59,9 +59,7 @@ class WatchedProfile:
         return self.times.step_time(shape)
 
     def saw(self, shape: StepShape) -> None:
-        """Record a step with the contents `shape`. For several steps, the fields of `shape` are arrays, or the largest
-        values.
-        """
+        """Record a step of this `shape`. For several steps, its fields are arrays, or the largest values."""
         largest = self._largest
         for index, value in enumerate(shape):
             most = value.max() if isinstance(value, np.ndarray) else value

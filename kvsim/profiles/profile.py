@@ -153,9 +153,7 @@ def carried(profile: Profile, gpu: Gpu, model: Model, engine: str, *, tensor_par
 
 
 def keeps_types(model: Model) -> bool:
-    """Tell whether weights are not quantized and the cache has the model's type, as in the recordings of all
-    profiles.
-    """
+    """Tell whether weights are not quantized and the cache has the model's type, as in all profiles' recordings."""
     return model.kv_cache_dtype in ("auto", model.dtype) and model.quantization is None
 
 

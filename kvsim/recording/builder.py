@@ -142,9 +142,7 @@ class RecordingBuilder:
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """End the scheduling of a step: add its row, with values for columns of the steps table. Return the step's
-        number.
-        """
+        """End the scheduling of a step: add its row, with these columns of the steps table. Return its number."""
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():
@@ -201,15 +199,11 @@ class RecordingBuilder:
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
     def transferred(self, request: int, time_s: float, failed: int) -> None:
-        """Record that the transfer of `request` ended at `time_s`. `failed` is the first table index that did not load,
-        or -1.
-        """
+        """Record that the transfer of `request` ended. `failed` is the first table index that did not load, or -1."""
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
     def has_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request that has arrived, sorted by place. Each has the form described at
-        `ImagesSoFar.add`.
-        """
+        """Record the images of a request that has arrived, sorted by place, in the form of `ImagesSoFar.add`."""
         self._images.add(request, images)
 
     def encoder_event(self, kind: str, request: int, image: int) -> None:
@@ -225,9 +219,7 @@ class RecordingBuilder:
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `request` got new `blocks`: its block table of `group` had `position` blocks, and continues with
-        these.
-        """
+        """Record that `blocks` were appended to the block table of `group`, which had `position` blocks."""
         self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
@@ -239,8 +231,8 @@ class RecordingBuilder:
     ) -> None:
         """Record that `request` asked for `requested` slots, and got `length` slots at address `address`.
 
-        `position` is the number of slots it held before. With `repeat`, it gets `length` more slots in each of the next
-        `repeat - 1` steps, each time right after the last ones.
+        `position` is the number of slots that the request held before. With `repeat`, it gets `length` more slots in
+        each of the next `repeat - 1` steps, each time right after the last ones.
         """
         self._memory.has_repeats |= repeat is not None
         self._memory.add(

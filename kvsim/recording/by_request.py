@@ -54,9 +54,7 @@ def answered_rows(recording: Recording) -> Schedule:
 
 
 class TokenSteps(NamedTuple):
-    """Requests that reach a given number of computed tokens, and the first step after which each has at least that
-    number.
-    """
+    """Requests that reach a given number of computed tokens, and the first step after which each has reached it."""
 
     request: IntArray
     step: IntArray
@@ -98,9 +96,7 @@ class RowsByRequest(NamedTuple):
         return self.row[np.searchsorted(self.key, sort_key(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of tokens that each request has computed before `step`, including those of steps in
-        flight.
-        """
+        """Return the number of tokens that each request has computed before `step`; steps in flight count."""
         row = self.newest(request, step)
         num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
         computed: npt.NDArray[np.int64] = (

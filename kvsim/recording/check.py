@@ -127,9 +127,7 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check memory rows that grow over several steps (`repeat` above 1). They need a pool without shared or cached
-    units.
-    """
+    """Check memory rows that grow over several steps (`repeat` above 1), in a pool without shared or cached units."""
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")

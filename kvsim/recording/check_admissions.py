@@ -88,9 +88,7 @@ def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDAr
 
 
 def _hit_tokens(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Return the number of hit tokens at the begin of each residency: the most that any of its groups' tables
-    shares.
-    """
+    """Return the number of hit tokens at the begin of each residency: the most that any table of it shares."""
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])

@@ -27,9 +27,7 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Number of units that a memory row adds to the held ones, per unit of its length. A unit that is shared is held
-already.
-"""
+"""Number of held units that a memory row adds, per unit of its length. Shared units are held already."""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
@@ -110,9 +108,7 @@ class _Tables:
             raise RecordingError(f"{file}, row {self._broken_by[rule]}: {rule}.")
 
     def _check(self, rule: str, holds: npt.NDArray[np.bool_], rows: IntArray) -> None:
-        """Store the first of `rows` that breaks `rule`. `require` raises the error, so that rules are reported in a
-        fixed order.
-        """
+        """Store the first of `rows` that breaks `rule`. `require` raises the errors, in a fixed order of rules."""
         if rule not in self._broken_by and not holds.all():
             self._broken_by[rule] = int(rows[~holds].min())
 

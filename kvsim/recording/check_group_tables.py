@@ -1,6 +1,4 @@
-"""Check the block tables of a pool with several KV-cache groups. Their windows may release units before the request
-ends.
-"""
+"""Check the block tables of a pool with several KV-cache groups. Windows may release units of a running request."""
 
 from __future__ import annotations
 

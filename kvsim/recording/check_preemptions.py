@@ -54,9 +54,7 @@ def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path)
 
 
 def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check each release of a whole table: during scheduling it must be a preemption, with an output the end of the
-    request.
-    """
+    """Check each release of a whole table: a preemption during scheduling, the end of the request with an output."""
     requests, steps = recording.requests, recording.steps
     step = np.minimum(residencies.end_step, len(steps) - 1)
     is_victim = (residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq)

@@ -22,9 +22,7 @@ _POOL = -1
 
 
 def check_reservations(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
-    """Check the lengths of extents that kvsim's contiguous policies reserve, and the unusable units that steps
-    state.
-    """
+    """Check the lengths of extents that contiguous policies of kvsim reserve, and the stated unusable units."""
     memory, meta = recording.memory, recording.meta
     if meta.policy_name != "contiguous" or "rules" in meta.policy or memory.requested is None:
         return

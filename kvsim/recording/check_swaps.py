@@ -87,9 +87,7 @@ def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissio
 
 
 class _HostRoom:
-    """State of the host memory. It stores all computed tokens of a preempted request, or none if it has no room for
-    them all.
-    """
+    """State of the host memory. It stores all computed tokens of a preempted request; without enough room, none."""
 
     def __init__(self, recording: Recording, admitted: Admissions) -> None:
         self._unit_tokens, self._admitted = recording.meta.pool.unit_tokens, admitted

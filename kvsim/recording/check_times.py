@@ -141,9 +141,7 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last `seq` up to which all events are certainly recorded: that of the last output if all requests have
-    ended.
-    """
+    """Return the last `seq` up to which all events are recorded: that of the last output if all requests ended."""
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
         return int(steps.output_seq[-1])

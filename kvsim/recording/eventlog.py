@@ -88,9 +88,7 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _report(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event. Wrong values raise exceptions of many types, which `apply`
-    converts.
-    """
+    """Call the method of `builder` for an event. Wrong values raise exceptions of many types."""
     match event:
         case ["emit", request, time_s, count]:  # first, because most events are of this kind
             builder.emitted(_row(builder, request), time_s, count)
@@ -173,9 +171,7 @@ def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _row(builder: RecordingBuilder, request: int) -> int:
-    """Return `request` if such a request has arrived. A negative index would be valid in Python, so it is refused
-    here.
-    """
+    """Return `request` if such a request has arrived. A negative number would be a valid Python index."""
     if not 0 <= request < builder.num_requests:
         raise IndexError(f"there is no request {shortened(request)}")
     return request

@@ -194,18 +194,14 @@ class GrowingSchedule(GrowingTable):
                 column.append(0)
 
     def fill_in(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
-        """Set the column `name` in the rows of `step` to the numbers of their requests; to 0 for a request without
-        one.
-        """
+        """Set the column `name` in the rows of `step`, by request; to 0 for requests that `numbers` lacks."""
         column = self.columns[name]
         column.extend([0] * (len(self) - len(column)))
         for row in range(bisect_left(self._step, step), bisect_right(self._step, step)):
             column[row] = numbers.get(self._request[row], 0)
 
     def add_decode(self, requests: Iterable[int], step: int) -> None:
-        """Record that each of `requests` computes one token in `step`. The step before must have computed the same
-        requests.
-        """
+        """Record that each of `requests`, which the step before computed too, computes one token in `step`."""
         for request in requests:
             row = self._open_row[request]
             if self._tokens[row] == 1:

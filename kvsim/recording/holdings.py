@@ -46,9 +46,7 @@ class Deaths:
     """Memory row that releases each extent; the number of rows if none does. It is stored in one of two ways."""
 
     by_birth_row: IntArray | None
-    """Memory row that releases what a memory row allocates, by the latter. None if extents of one row have different
-    releases.
-    """
+    """Releasing row by allocating row. None if extents of one allocating row have different releases."""
     by_extent: IntArray | None = None
     """Memory row that releases each extent; None if `by_birth_row` is not None."""
 

@@ -68,9 +68,7 @@ class Pool:
     groups: tuple[KVCacheGroup, ...] = ()
     """KV-cache groups that share the units; empty if all layers are in one group of full attention."""
     windows: WindowPool | None = None
-    """SGLang's second pool, for layers with windows; the first is then for all other layers. None if there is one
-    pool.
-    """
+    """SGLang's second pool, for layers with windows; the first is for all other layers. None if there is one pool."""
 
     @property
     def units_in_words(self) -> str:

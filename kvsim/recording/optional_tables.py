@@ -86,9 +86,7 @@ class CopiesUnderWay:
         self._add(number, copy, slots)
 
     def processed(self, step: int) -> None:
-        """Record that the output of `step` was processed. The ends of copies since the last output were reported with
-        it.
-        """
+        """Record that the output of `step` was processed, with which the latest ends of copies were reported."""
         for row in self._reported:
             self._rows.columns["reported_step"][row] = step
         self._reported.clear()
@@ -185,9 +183,7 @@ class ImagesSoFar:
         self._are_reported = True
 
     def happened(self, kind: str, request: int, image: int, *, seq: int, step: int) -> None:
-        """Record an event of the encoder cache during `step`. `kind` is the name of an `ImageEventKind` in lower
-        case.
-        """
+        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case."""
         self._events.append(seq, step, ImageEventKind[kind.upper()], request, image)
 
     def images(self, requests: IntArray | None = None) -> PromptImages | None:
@@ -202,8 +198,6 @@ class ImagesSoFar:
         return PromptImages(**{name: column[chosen] for name, column in columns.items()}, embedded=runs)
 
     def events(self, first: int = 0) -> EncoderEvents | None:
-        """Return the events of the encoder cache from row `first` on. None if neither images nor events were
-        recorded.
-        """
+        """Return the encoder cache's events from row `first` on. None if no images or events were recorded."""
         is_there = self._are_reported or len(self._events) > 0
         return EncoderEvents(**self._events.rows(slice(first, None))) if is_there else None

@@ -342,9 +342,7 @@ def _members(encoded: pa.DictionaryArray, names: type[IntEnum], file: Path, name
 
 
 def _numbers(data: pa.Array, spec: Column) -> Any:
-    """Convert a part of a column of numbers, or raise a TypeError for a value outside the range of the column's
-    type.
-    """
+    """Convert a part of a column of numbers. A value outside the range of the column's type is a TypeError."""
     wanted = pa.type_for_alias(spec.dtype)
     if not (pa.types.is_integer(wanted) and pa.types.is_integer(data.type)):
         return to_numpy(_cast(data, wanted))  # a null time becomes NaN

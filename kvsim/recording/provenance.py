@@ -44,9 +44,7 @@ _META_KEYS = frozenset((
 
 
 def are_of_one(identity: str, other: str) -> bool:
-    """Tell whether two files may be of one recording. An empty identity, of a file without one, agrees with all
-    others.
-    """
+    """Tell whether two files may be of one recording. An empty identity (a file without one) fits any other."""
     return not identity or not other or identity == other
 
 
@@ -220,9 +218,7 @@ def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowP
 
 
 def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default: int | None, minimum: int) -> int:
-    """Return the integer in a field of `value`, which errors call `where`. The field is required if `default` is
-    None.
-    """
+    """Return the integer in a field of `value`, which errors call `where`. Without `default`, it is required."""
     number = value.get(key, default)
     if not is_integer(number, minimum):
         raise RecordingError(

@@ -65,9 +65,7 @@ class TransferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Type of a column in memory. A column with `names` is an enumeration; files have the names of its members in lower
-    case.
-    """
+    """Type of a column in memory. With `names`, it is an enumeration; files have its members' names in lower case."""
 
     dtype: str
     names: type[IntEnum] | None = None
@@ -297,9 +295,7 @@ class Steps(ColumnTable):
     free_units: IntArray = column("int32")
     """Number of free units after scheduling, including those with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Number of free units that would suffice for the first request in the queue, but lie in too small pieces; else
-    0.
-    """
+    """Number of free units if these would suffice for the head of the queue, but no piece does; otherwise 0."""
     running_after: IntArray | None = optional_column("int32")
     """Number of running requests after the output of the step; -1 if another step is in flight at that time."""
     waiting_after: IntArray | None = optional_column("int32")
@@ -328,9 +324,7 @@ class Steps(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Schedule(ColumnTable):
-    """Table of what steps compute. A row is for one request, and `tokens` tokens in each of one or more consecutive
-    steps.
-    """
+    """Table of what steps compute. A row has one request, and `tokens` tokens in each of one or more steps."""
 
     name: ClassVar[str] = "schedule"
 
@@ -344,9 +338,7 @@ class Schedule(ColumnTable):
     outputs: IntArray | None = optional_column("int32")
     """Number of output tokens that the step gave the request. Only in runs with drafts."""
     proposed: IntArray | None = optional_column("int32")
-    """Number of tokens drafted after the step. Only in captured runs whose engine knows the drafts before the next
-    step.
-    """
+    """Number of tokens drafted after the step. Only if a captured engine knows them before the next step."""
 
     @property
     def repeats(self) -> IntArray:
@@ -389,9 +381,7 @@ class Memory(ColumnTable):
 
     @property
     def ends(self) -> IntArray:
-        """Rows that release whole tables. If a request releases several tables together, only the last of these
-        rows.
-        """
+        """Rows that release whole tables; only the last of those that release a request's tables together."""
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows
@@ -445,9 +435,7 @@ class Transfers(ColumnTable):
     ended_seq: IntArray = column("int64")
     """`seq` of the output that reports the end of the transfer; -1 if the recording ends before."""
     begin_s: FloatArray = column("float64")
-    """Time in seconds at which a load begins to use the link, or at which blocks begin to be kept for another
-    server.
-    """
+    """Time in seconds at which a load begins to use the link, or blocks begin to be kept for another server."""
     end_s: FloatArray = column("float64")
     """Time in seconds at which all blocks are transferred; NaN if the recording ends before."""
     position: IntArray = column("int32")

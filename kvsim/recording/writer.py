@@ -29,9 +29,7 @@ _MOST_ROWS_CHECKED = 1 << 22
 This takes a second or two. The checks of a longer recording need memory for all rows, so they are made when it is read.
 """
 _MOST_ROWS_REPLAYED = 200_000
-"""Largest number of rows of a recording that is also replayed before its folder is renamed, in some tenths of a
-second.
-"""
+"""Largest number of rows of a recording that is also replayed before its folder is renamed: in tenths of a second."""
 
 
 class RecordingWriter:

@@ -45,9 +45,7 @@ class EncoderContents:
 
     @classmethod
     def of(cls, recording: Recording) -> EncoderContents | None:
-        """Return the contents for `recording`; None if it has no encoder cache, no images, or no events of the
-        cache.
-        """
+        """Return the contents for `recording`; None if it has no encoder cache, no images, or no events."""
         images, events, capacity = recording.images, recording.encoder, recording.meta.encoder_cache_tokens
         if images is None or events is None or not capacity:
             return None

@@ -65,9 +65,7 @@ class FewUnits:
         return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end) as one part, with the number of its first operation. Without `end`, yield
-        all.
-        """
+        """Yield the operations [begin, end), or all from `begin`, as one part with its first operation's number."""
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:

@@ -31,9 +31,7 @@ def free_extent_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[In
 
 
 def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the number of requests that hold each unit, at each of `frames`. The array is the same each time, changed
-    in place.
-    """
+    """Yield the number of requests that hold each unit, at each of `frames`: one array, changed in place."""
     rows_upto = np.searchsorted(replay.recording.memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], "right")
     unit, begin, end = _stays(replay, rows_upto)
     by_end = np.argsort(end, kind="stable")

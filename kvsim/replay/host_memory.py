@@ -74,9 +74,7 @@ class HostMemory:
         return int(storing[frame]), int(loading[frame])
 
     def slots_at(self, frame: int, *, after_output: bool = False) -> HostSlots:
-        """Return the contents of the host blocks right after step `frame` was scheduled; with `after_output`, after its
-        output.
-        """
+        """Return the host blocks' contents right after the scheduling of step `frame`, or after its output."""
         owner = np.full(self.num_slots, NO_OWNER, np.int32)
         stores = self._stores
         earlier, begun = (int(np.searchsorted(stores.begun_step, frame, side)) for side in ("left", "right"))

@@ -100,9 +100,7 @@ class Ledger:
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end) in parts, each with the number of its first operation. Without `end`, yield
-        all.
-        """
+        """Yield the operations [begin, end), or all from `begin`, in parts with their first operations' numbers."""
         end = self.num_ops if end is None else end
         for first in range(begin, end, _OPS_AT_ONCE):
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))

@@ -147,9 +147,7 @@ class Replay:
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
     def in_gap(self, frames: IntArray, times_s: FloatArray) -> npt.NDArray[np.bool_]:
-        """Tell, for each of `times_s`, whether it is after the output of the step in `frames` and no step is in
-        flight.
-        """
+        """Tell, for each of `times_s`, whether its frame's output is processed and no step is in flight."""
         end_s = np.append(self.recording.steps.end_s, np.inf)
         return np.asarray(self._has_gap[frames] & (times_s >= end_s[frames]))
 
@@ -192,9 +190,7 @@ class Replay:
         self._states.warm_up()
 
     def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, ascending. One of the two must be the current
-        frame.
-        """
+        """Return the units whose state may differ between two frames, one of which is the current. Ascending."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.seq)
@@ -261,9 +257,7 @@ class Replay:
         return extents, *expanded(lengths)
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
-        """Return the number of computed tokens of each of `requests` at its frame. The requests must hold memory
-        there.
-        """
+        """Return the computed tokens of each of `requests` at its frame, where it must hold memory."""
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
     def computed(self, requests: IntArray) -> Numbers:
@@ -347,9 +341,7 @@ class Replay:
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies (times from an admission to the release of the memory) after event `seq`, in order of
-        admission.
-        """
+        """Return the residencies (from admission to release) that outlast event `seq`, in order of admission."""
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
         window = slice(begin, max(begin, end))
         alive = self.ledger.tables.residencies.death_seq[self._residencies[window]] > seq
@@ -362,9 +354,7 @@ class Replay:
         return np.concatenate(changed)
 
     def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
-        """Return the units at the indices [low, high) of the current table of each residency, in KV-cache group
-        `group`.
-        """
+        """Return the units at the indices [low, high) of each residency's current table in KV-cache `group`."""
         tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)

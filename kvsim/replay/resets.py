@@ -19,16 +19,12 @@ from kvsim.replay.unit_slots import Numbers
 
 
 class _Loads(NamedTuple):
-    """Loads from other servers. One that fails has a second entry with 0 loaded tokens, at the report of the
-    failure.
-    """
+    """Loads from other servers. A failure is a second entry, with 0 loaded tokens, at its report."""
 
     request: Numbers
     seq: Numbers
     tokens_before: Numbers
-    """Number of computed tokens of the request before the load; after a failure, before the block that did not
-    arrive.
-    """
+    """Computed tokens of the request before the load; after a failure, before the block that is missing."""
     loaded_tokens: Numbers
 
 

@@ -142,9 +142,7 @@ class UnitRowReader:
 
 
 class Listed:
-    """Converter for recordings in which a table may free some units before others. It lists all operations in
-    memory.
-    """
+    """Converter for recordings in which a table may free some units before others, with all operations in memory."""
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations

@@ -97,9 +97,7 @@ class TableGroup:
         return np.maximum(computed - self.window + 1, 0)
 
     def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
-        """Yield the ranges of table positions whose slots change state when the computed tokens go from `old` to
-        `new`.
-        """
+        """Yield the ranges of table indices whose slots change state when computed tokens go from `old` to `new`."""
         size = self.block_size
         yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
         if self.leaves_tokens and self.kind is not CacheKind.MAMBA:

@@ -60,9 +60,7 @@ class UnitStates(ABC):
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units that become free by the operations [begin, end). A unit that becomes free twice is
-        repeated.
-        """
+        """Return the units that become free by the operations [begin, end), each as often as it becomes free."""
 
     def warm_up(self) -> None:  # noqa: B027  long extents need nothing
         """Build now what `go_to` would otherwise build when it is first needed. Thread-safe."""
