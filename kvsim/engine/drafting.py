@@ -36,8 +36,8 @@ def return_tokens(engine: Engine, num_tokens: int) -> None:
 def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence with one token left to compute gets in its first step.
 
-    vLLM pads this token with drafts, which are always rejected, so that the sequence is as long as the other decodes of
-    the step. Return 0 if the padded sequence does not fit; it then waits.
+    vLLM adds drafts, which are always rejected, so that the sequence is as long as the other decodes of the step.
+    Return 0 if the padded sequence does not fit; it then waits.
     """
     settings, state = engine.settings, engine.state
     has_running = state.num_listed > state.num_new_seqs  # a sequence that ran before is in the step

@@ -48,7 +48,7 @@ class HostSettings:
     submit_block_s: float = 0.0
     """Host time that each GPU block adds to submitting a copy, in seconds."""
     step_s: float = 0.0
-    """Host time that the offload adds to every step, without copies and sequences, in seconds."""
+    """Host time that the offload adds to every step, even without copies and sequences, in seconds."""
     sequence_s: float = 0.0
     """Host time that the offload adds to a step for each of its sequences, in seconds."""
     deferred_block_s: float = 0.0

@@ -369,8 +369,9 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
 
 
 def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the free ranges of an empty contiguous memory; return the number of ranges. There is one range. With the
-    buddy allocator, there are the largest powers of two that fill the memory.
+    """Write the free ranges of an empty contiguous memory; return their number.
+
+    This is one range; with the buddy allocator, the largest powers of two that fill the memory.
     """
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":

@@ -134,7 +134,7 @@ class RadixState:
     num_nodes: int = 0
     """Largest index of a record that was ever used for a node."""
     first_spare: int = 0
-    """Index of the first unused record of a node; `ROOT` for none. Its `parent` is the next one."""
+    """Index of the first unused record of a node; `ROOT` for none. Its `parent` is the next unused record."""
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
     entries_end: int = 0

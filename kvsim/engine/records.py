@@ -171,9 +171,9 @@ class Settings:
     step.
     """
     bounds_first_chunk: bool = False
-    """True if the first chunk of a sequence ends at `Sequence.junction`."""
+    """True if a first chunk ends where a hit of only some KV-cache groups ends (`Sequence.junction`)."""
     keeps_junctions: bool = False
-    """True if a step ends at `Sequence.junction` and keeps the blocks before it for hits."""
+    """True if a step ends where a hit of only some groups ends (`Sequence.junction`), and keeps the blocks there."""
     cuts_at_boundaries: bool = False
     """True if a chunk of a prompt ends at a block boundary; False if a chunk has a whole number of blocks."""
     cuts_wide_blocks: bool = False
@@ -191,7 +191,7 @@ class Settings:
     has_windows: FeatureFlag = False
     """True if some groups of layers do not read every token, because they have windows, chunks or states."""
     most_unsure: int = 0
-    """Largest number of tokens of a sequence that may turn out not to be computed; see `totals`."""
+    """Largest number of a sequence's last tokens whose computation is uncertain; see `totals`."""
     lookahead_tokens: Feature = 0
     """Number of slots that every running sequence holds for drafts, after the slots of its tokens."""
     num_drafts: Feature = 0
@@ -445,7 +445,7 @@ class Sequence(Bucketed):
     full_tokens: Small = 0
     """Largest number of tokens that can be computed when the request ends."""
     num_unsure: Small = 0
-    """Number of `full_tokens` that may turn out not to be computed; see `totals`."""
+    """Number of `full_tokens` whose computation is uncertain; see `totals`."""
     is_refused: bool = False
     is_skipped: bool = False
     """True if the sequence is in the list of skipped sequences, not in the queue."""
@@ -532,7 +532,7 @@ class Times:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Unsure:
-    """Slots of one token that may turn out not to be computed; see `totals`."""
+    """Slots of one token whose computation is uncertain; see `totals`."""
 
     slots: int = 0
     """Number of slots that the sequence holds for the token."""
@@ -637,7 +637,7 @@ class Table:
     num_removed: Small = 0
     """Number of leading entries whose blocks were freed. Used only in aligned recurrent groups."""
     last_state: Small = 0
-    """Index of the entry with the state before the newest; -1 for none. Used only in aligned recurrent groups."""
+    """Index of the entry with the second newest state; -1 for none. Used only in aligned recurrent groups."""
     owns_state: bool = False
     """True if the sequence has allocated a state, in addition to the states that it hit."""
 

@@ -82,7 +82,7 @@ class Engine(NamedTuple):
     sequences: Records[records.Sequence]
     times: Records[records.Times]
     unsure: Records[records.Unsure]
-    """Slots of tokens that may not be computed (see `totals`): `Settings.most_unsure` records per sequence."""
+    """Slots of tokens whose computation is uncertain (see `totals`): `Settings.most_unsure` records per sequence."""
     lines: Records[records.Line]
     running: Numbers
     """Numbers of the running sequences, in order of admission."""

@@ -95,7 +95,7 @@ class CustomRules:
     """The rules of a custom policy for one engine. The policy's methods get this object as their argument `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Create the policy's allocator of `num_units` units, if any. An `eviction` replaces the policy's rule."""
+        """Create the policy's allocator of `num_units` units, if it has one. `eviction` replaces its eviction rule."""
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
         """Units of the policy's allocator; None if it has no allocator."""

@@ -94,8 +94,7 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
     """Tell whether a block may get a key before it is full, because the last hash of a prompt ends inside the block.
 
-    This requires that a hash covers fewer tokens than a block. It is asked only for runs with drafts: without drafts, a
-    block is full before it gets such a key.
+    This requires that a hash covers fewer tokens than a block, and happens only with drafts.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
     sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL]

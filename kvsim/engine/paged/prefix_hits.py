@@ -159,11 +159,10 @@ def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leave
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of hit blocks of a sliding window: leading blocks, of which only those in the last window are
-    read.
+    """Return the number of hit blocks of a sliding window, of which only those in the window before the end are read.
 
-    The hit is the longest one with all blocks of its window cached. If there is none, the hit blocks are the leading
-    blocks that are cached.
+    The hit is the longest one with all blocks of that window cached. If there is none, it has the leading cached
+    blocks.
     """
     record = engine.groups[first]
     needed, run, num_left_out = -(-(record.window - 1) // record.block_size), 0, 1 if leaves_out else 0

@@ -25,7 +25,7 @@ def alloc(engine: Engine, node: int) -> None:
 
 @part
 def free(engine: Engine, node: int) -> None:
-    """Free the slots of a node, whose copy on the host is lost."""
+    """Free the slots of a node, which is then no longer on the host."""
     radix, record = engine.radix.state, engine.radix.nodes[node]
     radix.num_free_host += record.num_pages
     record.is_on_host = False

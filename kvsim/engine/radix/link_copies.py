@@ -114,7 +114,7 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
 
 @part
 def finish_ended(engine: Engine) -> None:
-    """End the copies that this pass finds ended. Call it at the beginning of a pass."""
+    """End the copies that the scheduler finds ended in this pass, at the begin of which this is called."""
     radix, settings = engine.radix.state, engine.radix.settings
     _wait_for_stores(engine)  # if the pass before has launched no step
     if settings.copies_end == IN_NEXT_PASS:

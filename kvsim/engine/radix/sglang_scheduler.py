@@ -344,7 +344,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Preempt less important running requests for a waiting request; tell whether there are any."""
+    """Preempt less important running requests for a waiting request; tell whether any was preempted."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
