@@ -116,8 +116,8 @@ def with_new_sequences(times: Roofline, observed: Sequence[Observed]) -> Rooflin
 
 
 def with_host_overheads(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with two host times fitted to `observed`: that from an output to the next step, and that to
-    receive a request.
+    """Return `times` with two host times fitted to `observed`: the time from an output to the next step, and the time
+    to receive a request.
 
     Each is fitted as a line: the first over the number of sequences in the step, the second over the prompt's length in
     tokens.

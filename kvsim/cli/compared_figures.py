@@ -29,7 +29,9 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Smallest change that the printed sentence names: relative to the largest value, or for shares the difference."""
+"""Smallest change that the printed sentence names. A change is relative to the largest value; that of a share is a
+difference.
+"""
 _MOST_NAMED = 5
 """Maximum number of figures that the printed sentence names."""
 

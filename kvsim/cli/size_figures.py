@@ -48,7 +48,7 @@ def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, st
 
 def other_layouts(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
     """Return plans that use the same memory with other layouts, each with its condition in words, by their keys in the
-    JSON output.
+    JSON output; empty for all policies but paged.
     """
     if policy != "paged":
         return {}

@@ -31,7 +31,7 @@ def print_summaries(
 ) -> None:
     """Print one table with a column for each summary, then the source of the step times and `note`.
 
-    If `names_evidence`, the recordings are listed with which the error of the step times was measured.
+    With `names_evidence`, list the recordings with which the error of the step times was measured.
     """
     rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]

@@ -75,7 +75,7 @@ class DaskWorkers:
             yield from made
 
     def _held(self, value: Any) -> Any:
-        """Return `value` as the future of a call, which the cluster makes again if the worker with the value dies."""
+        """Return a future with `value` that the cluster can make again if the worker that holds it dies."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph", UserWarning)
             return self._client.submit(_given, value, pure=False)

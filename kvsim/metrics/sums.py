@@ -307,7 +307,7 @@ def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """Return how many of `computed` tokens no finished request needed, or were computed more than once."""
+    """Return how many of `computed` tokens were not needed by a finished request, or had been computed before."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

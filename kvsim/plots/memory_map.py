@@ -39,7 +39,7 @@ def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
 
 
 COLORS = _table_of(THEMES["light"])
-"""Colours of units on a light background: row i has the colour (red, green, blue) of code i of `codes_of`."""
+"""Colours (red, green, blue) of units on a light background, by the codes that `codes_of` returns."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Fractional part of the golden ratio. Its multiples modulo 1 are even and aperiodic, which avoids aliasing with
 patterns of the pool.
