@@ -104,6 +104,7 @@ def test_an_unknown_release_compiles_every_part_by_itself(release: str, monkeypa
     assert "pipeline_class" not in compiled.part_options()
 
 
+@pytest.mark.slow
 def test_both_ways_of_compiling_give_the_same_run(run_python: Callable[..., Any]) -> None:
     """Parts that are put together, as they are where the release of numba is known, and parts compiled apart."""
     code = (
