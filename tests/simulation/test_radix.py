@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,7 @@ def test_a_request_that_never_fits_is_found() -> None:
 WINDOWED = find_model("gpt-oss-20b")
 
 
+@cache
 def windowed(policy: Radix, *, engine: EngineName = "interpreted") -> Recording:
     """Record requests with a model whose windows, which are shorter than prefixes, have a pool short of memory."""
     num_tokens = 3200 if policy.cache.disable_radix_cache else 1200  # without a tree, windows of all requests fit
