@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Any
 from kvsim.cli.show import echo, number, print_table, quantiles, seconds
 from kvsim.cli.turn_tables import print_turns
 from kvsim.display.text import size_words
-from kvsim.machines import IMAGES_BY_CONSTANTS, class_in, plain_words, untimed_in
+from kvsim.machines import (
+    ADAPTERS_BY_CONSTANTS,
+    DRAFTS_BY_CONSTANTS,
+    IMAGES_BY_CONSTANTS,
+    class_in,
+    plain_words,
+    untimed_in,
+)
 from kvsim.machines.known_errors import error_words
 from kvsim.metrics.run_verdict import verdict_of, wasted_percent
 from kvsim.metrics.steady import steady_part
@@ -125,6 +132,9 @@ def _host_rows(meta: Meta) -> list[Row]:
     return [("host memory", f"{capacity}, {out:.1f} GB/s there and {back:.1f} GB/s back{how}")]
 
 
+_BY_CONSTANTS = "timed by constants that were read off one H100"
+
+
 def times_rows(label: Any) -> list[Row]:
     """Return the rows about step times: their source, their measured error, and parts of serving that they omit."""
     text = str(label or "unknown")
@@ -133,7 +143,9 @@ def times_rows(label: Any) -> list[Row]:
         ("times", plain_words(text)),
         ("class", "" if kind is None else kind.setting),
         ("error", "not known of such times" if kind is None else error_words(kind).removeprefix("error ")),
-        ("encoder", "timed by constants that were read off one H100" if _times_images(text) else ""),
+        ("encoder", _BY_CONSTANTS if _times_images(text) else ""),
+        ("drafting", _BY_CONSTANTS if DRAFTS_BY_CONSTANTS in text else ""),
+        ("adapters", _BY_CONSTANTS if ADAPTERS_BY_CONSTANTS in text else ""),
         ("not in the times", untimed_in(text)),
     ]
     return [row for row in rows if row[1]]

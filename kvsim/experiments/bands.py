@@ -15,8 +15,8 @@ from kvsim.machines import interval_in
 from kvsim.policies.kinds import base_of, runs_in_python
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.simulation import Machine, measure
+from kvsim.simulation.feature_times import feature_times
 from kvsim.simulation.modes import engine_for_several
-from kvsim.simulation.setup import times_label
 from kvsim.steptime import Pace, Roofline, at_pace
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def band_of(
     Return None if the step times are a custom model, or if their error was never measured.
     """
     times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
-    known = interval_in(times_label(machine, machine.limited(policy), workload))
+    known = interval_in(feature_times(machine, machine.limited(policy), workload).label)
     if not isinstance(times, Roofline) or known is None or len(known.clocks) < len(CLOCKS):
         return None
     error = known.clocks

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.fitting.load_answer import Answer, answer
 from kvsim.fitting.vllm_server import Server
+from kvsim.machines import DRAFTS_BY_CONSTANTS
 
 if TYPE_CHECKING:
     from kvsim.fitting.search import Search
@@ -37,9 +38,11 @@ def drafts_words(found: Answer, plain: Answer) -> str:
     blocks, all_blocks = found.server.budget().num_blocks, plain.server.budget().num_blocks
     drafting = found.server.drafting
     accepted = "as vLLM draws them" if drafting and drafting.synthetic_rates else found.server.acceptance
+    is_untimed = DRAFTS_BY_CONSTANTS not in drafted.label
+    bound = " The time of drafting itself is not counted, so this is an upper bound." if is_untimed else ""
     return (
         f"Drafts {verdict} this load: {drafted.output_tokens_per_s:,.0f} output tokens/s and a TPOT of "
         f"{1e3 * drafted.tpot_s.p50:.1f} ms (p50), without them {usual.output_tokens_per_s:,.0f} and "
         f"{1e3 * usual.tpot_s.p50:.1f} ms; they cost {all_blocks - blocks:,} of {all_blocks:,} blocks. Accepted: "
-        f"{accepted}. The time of drafting itself is not counted, so this is an upper bound."
+        f"{accepted}.{bound}"
     )

@@ -18,6 +18,8 @@ from kvsim.machines.choice import (
 )
 from kvsim.machines.hosts import host_link, middle_host
 from kvsim.machines.known_errors import (
+    ADAPTERS_BY_CONSTANTS,
+    DRAFTS_BY_CONSTANTS,
     IMAGES_BY_CONSTANTS,
     Basis,
     class_in,
@@ -30,6 +32,8 @@ from kvsim.machines.known_errors import (
 )
 
 __all__ = [
+    "ADAPTERS_BY_CONSTANTS",
+    "DRAFTS_BY_CONSTANTS",
     "IMAGES_BY_CONSTANTS",
     "KERNELS",
     "Basis",

@@ -39,6 +39,10 @@ _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft
 _UNTIMED = "not in these times: "
 IMAGES_BY_CONSTANTS = "images by constants read off one H100"
 """Clause in the label of times that include an image encoder."""
+DRAFTS_BY_CONSTANTS = "drafting by constants read off one H100"
+"""Clause in the label of times that include drafting."""
+ADAPTERS_BY_CONSTANTS = "adapters by constants read off one H100"
+"""Clause in the label of times that include the kernels of adapters."""
 BETTER_BY_TABLES = "kvsim[kernels] would add measured kernels"
 """Advice in a label, if kernel tables would be used but are not installed."""
 _ENGINES = {"vllm": "vLLM", "hf-dynamic": "generate()", "hf-static": "generate() with a static cache"}
@@ -285,22 +289,22 @@ def with_error(
     return "; ".join(filter(None, clauses))
 
 
-def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "") -> str:
-    """Return the label of step times for an engine with features that these times do not include.
+def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "", constants: str = "") -> str:
+    """Return the label of step times for an engine with features that these times were not made for.
 
     `ways` maps the name of each feature to the part that is missing in the times, such as `{"drafts": "drafting"}`, or
     to "" if none is missing. The features become part of the class, and the label states the error of this new class.
-    If `engine` is not empty, it replaces the engine of the class. The label is returned unchanged if `ways` is empty,
-    or if the label names no class.
+    If `engine` is not empty, it replaces the engine of the class. `constants` has clauses on parts that constants time.
+    A label that names no class gets only these clauses.
     """
     kind = class_in(label)
     if not ways or kind is None:
-        return label
+        return "; ".join(filter(None, (label, constants)))
     *_, clause = _CLAUSE.finditer(label)
     before, _, rest = label[: clause.start()].partition(f"; {_UNTIMED}")
     missing = ", ".join(filter(None, (rest, *ways.values())))
     served = replace(kind, engine=engine or f"{kind.engine} with {' and '.join(ways)}")
-    clauses = (before, f"{_UNTIMED}{missing}" if missing else "", served.words, error_words(served))
+    clauses = (before, constants, f"{_UNTIMED}{missing}" if missing else "", served.words, error_words(served))
     return "; ".join(filter(None, clauses))
 
 

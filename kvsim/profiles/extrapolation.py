@@ -36,7 +36,12 @@ class WatchedProfile:
 
     def anew(self) -> WatchedProfile:
         """Return a copy without recorded steps, for another run."""
+        return self.with_times(self.times)
+
+    def with_times(self, times: Roofline) -> WatchedProfile:
+        """Return a copy with `times`, without recorded steps."""
         new = copy(self)
+        new.times = times
         new._largest = [0] * len(StepShape._fields)
         return new
 

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from kvsim.engine.known_requests import Demand
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.kv_groups import KVCacheLayout
-from kvsim.machines.known_errors import served_otherwise
-from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, Radix, describe
+from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, describe
 from kvsim.profiles.extrapolation import provenance
 from kvsim.recording import Meta, Pool
 from kvsim.simulation.demand import (
@@ -24,6 +23,7 @@ from kvsim.simulation.demand import (
     recorded_hashes,
     refused,
 )
+from kvsim.simulation.feature_times import FeatureTimes, feature_times
 from kvsim.simulation.image_inputs import encoder_limits, with_image_tokens
 from kvsim.simulation.machine import Machine, check_stages, release_of
 from kvsim.simulation.modes import EngineName
@@ -156,9 +156,9 @@ class Setup:
         return recorded_hashes(self.workload, self.base, self.layout, self.demand, self.rows)
 
     @property
-    def times_label(self) -> str:
-        """Label of the step times. It also names the features of this run that the step times do not cover."""
-        return times_label(self.machine, self.base, self.workload)
+    def times(self) -> FeatureTimes:
+        """Step times of this run, and their label."""
+        return feature_times(self.machine, self.base, self.workload)
 
     def meta(self, step_time: StepTimeModel, failures: Mapping[str, int]) -> Meta:
         """Return the metadata of a server's finished run.
@@ -174,7 +174,7 @@ class Setup:
         ahead = hash_ahead_tokens(self.workload, self.base)
         return Meta(
             source="simulation",
-            engine={"name": "kvsim", "step_time": self.times_label, "calibrated": step_time.calibrated}
+            engine={"name": "kvsim", "step_time": self.times.label, "calibrated": step_time.calibrated}
             | encoder_limits(self.workload, self.base, machine.model)
             | (asdict(self.pipeline) if self.pipeline.pipeline_parallel_size > 1 else {})
             | {cause: number for cause, number in failures.items() if number}
@@ -209,19 +209,3 @@ def check_ranks(setup: Setup, num_ranks: int) -> None:
     if model.has_shared_experts and not isinstance(times, RankTimes):
         raise UsageError("the steps of ranks that share experts wait for each other, and the step times are those of a "
                          "server alone; take those of a machine card, or kvsim.steptime.RankTimes.")  # fmt: skip
-
-
-def times_label(machine: Machine, base: Policy, workload: Workload) -> str:
-    """Return the label of the step times of `machine`. It also names the features of the run that they do not cover."""
-    features = {}  # kind of measurement -> feature, in the words of the label
-    if isinstance(base, Radix):
-        return served_otherwise(machine.step_time.label, {"SGLang": "the pace of SGLang's host"}, engine="SGLang")
-    if isinstance(base, Paged) and base.scheduler.drafting is not None:
-        features["drafts"] = "drafting"
-    if workload.adapter.any():
-        features["adapters"] = "kernels of adapters"
-    if workload.images is not None:
-        features["images"] = "the encoder" if machine.model.vision is None else ""
-    if machine.model.decode_context_parallel_size > 1:
-        features["divided contexts"] = "what GPUs exchange of divided contexts"
-    return served_otherwise(machine.step_time.label, features)

@@ -264,7 +264,8 @@ class SimulationRun:
         setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
-        step_time = machine.step_time.anew() if isinstance(machine.step_time, WatchedProfile) else machine.step_time
+        step_time = setup.times.step_time
+        step_time = step_time.anew() if isinstance(step_time, WatchedProfile) else step_time
         step_time = step_time.own if isinstance(step_time, RankTimes) else step_time
         answers = source.awaits_answers or exchange is not None
         plan = self._plan(setup, step_time, connector, answers=answers, records=sink is not None)

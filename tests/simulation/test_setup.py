@@ -19,6 +19,11 @@ GPU, MODEL = find_gpu("H200"), find_model("Meta-Llama-3-8B")
 MACHINE = Machine(gpu=GPU, model=MODEL, kv_bytes=8 << 30, step_time=step_times(GPU, MODEL, "vllm"))
 PLAIN = generate(20, prompt=30, output=5)
 DRAFTS = Paged(scheduler=ContinuousSettings(speculative_config='{"method": "ngram", "num_speculative_tokens": 3}'))
+HEAD = Paged(
+    scheduler=ContinuousSettings(
+        speculative_config='{"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}', acceptance="0"
+    )
+)
 ADAPTERS = Paged(scheduler=ContinuousSettings(enable_lora=True, max_loras=2))
 
 
@@ -26,14 +31,15 @@ ADAPTERS = Paged(scheduler=ContinuousSettings(enable_lora=True, max_loras=2))
     ("policy", "workload", "engine", "missing"),
     [
         (DRAFTS, PLAIN, "vLLM with drafts", "drafting"),
-        (ADAPTERS, PLAIN.with_adapters(4, 1.0, 0), "vLLM with adapters", "kernels of adapters"),
+        (HEAD, PLAIN, "vLLM with drafts", ""),
+        (ADAPTERS, PLAIN.with_adapters(4, 1.0, 0), "vLLM with adapters", ""),
         (Radix(), PLAIN, "SGLang", "the pace of SGLang's host"),
     ],
 )
 def test_times_that_are_used_otherwise_have_no_error_of_vllms(
     policy: Policy, workload: Workload, engine: str, missing: str
 ) -> None:
-    label = Setup.of(workload, policy, MACHINE, {}).times_label
+    label = Setup.of(workload, policy, MACHINE, {}).times.label
     kind = class_in(label)
     assert kind is not None
     assert kind.engine == engine
@@ -44,5 +50,5 @@ def test_times_that_are_used_otherwise_have_no_error_of_vllms(
 
 
 def test_plain_times_keep_their_label() -> None:
-    assert Setup.of(PLAIN, Paged(), MACHINE, {}).times_label == MACHINE.step_time.label
+    assert Setup.of(PLAIN, Paged(), MACHINE, {}).times.label == MACHINE.step_time.label
     assert interval_in(MACHINE.step_time.label) is not None

@@ -1,0 +1,65 @@
+"""Time that speculative decoding and adapters (LoRA) add to every step of vLLM.
+
+After the step that verifies the previous drafts, the drafter runs once for each new draft. Its layers are launched like
+those of a captured step with prompt tokens. The step also projects and compares every draft, not one token a sequence.
+With adapters, more kernels run beside the matrix products of each layer.
+
+The constants were read off decodes of Llama-3-8B in vLLM 0.25.1 on one H100 (docs/drafts.md, docs/adapters.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvsim.steptime.roofline import Roofline
+
+MEASURED_METHODS = ("eagle", "eagle3", "draft_model")
+"""Methods of drafting whose time was measured."""
+PASS_LAYERS = 1.36
+"""Host time of a drafting pass apart from its layers, in multiples of the host time of one layer."""
+LOGIT_BYTES = 76
+"""Number of bytes read and written per logit of a draft that is verified: to compute, convert and compare it."""
+ADAPTER_LAYER_S = 42e-6
+"""Seconds per layer and step of the kernels of one adapter, of rank 16 or less."""
+MORE_ADAPTERS_LAYER_S = 10e-6
+"""Seconds per layer and step of each further adapter that the step uses."""
+ADAPTER_SEQUENCE_LAYER_S = 0.43e-6
+"""Seconds per layer and decoding sequence."""
+ADAPTER_TOKEN_LAYER_S = 0.21e-6
+"""Seconds per layer and token, in large steps."""
+
+
+def with_drafting(
+    times: Roofline, *, layer_launch_s: float, num_layers: int, num_drafts: int, read_s: float, logits_read_s: float
+) -> Roofline:
+    """Return `times` with the time of drafting in each step.
+
+    Args:
+        times: step times of the model that verifies.
+        layer_launch_s: seconds in which the host launches one layer of a captured step with prompt tokens.
+        num_layers: number of layers of the drafter.
+        num_drafts: number of drafts for each sequence and step, each by a pass of its own.
+        read_s: seconds to read the drafter's weights once.
+        logits_read_s: seconds to read one byte for each logit of one token.
+    """
+    pass_s = max((PASS_LAYERS + num_layers) * layer_launch_s, read_s)
+    return replace(
+        times,
+        step_s=times.step_s + num_drafts * pass_s,
+        sequence_s=times.sequence_s + num_drafts * LOGIT_BYTES * logits_read_s,
+    )
+
+
+def with_adapters(times: Roofline, *, num_layers: int, num_adapters: int) -> Roofline:
+    """Return `times` with the time of adapters in each step.
+
+    `num_layers` is the model's number of layers, and `num_adapters` the largest number of adapters in one step.
+    """
+    return replace(
+        times,
+        step_s=times.step_s + num_layers * (ADAPTER_LAYER_S + (num_adapters - 1) * MORE_ADAPTERS_LAYER_S),
+        sequence_s=times.sequence_s + num_layers * ADAPTER_SEQUENCE_LAYER_S,
+        token_s=times.token_s + num_layers * ADAPTER_TOKEN_LAYER_S,
+    )
