@@ -65,7 +65,7 @@ def bytes_per_token(
 
 
 def element_bytes(dtype: str, kv_cache_dtype: str) -> int:
-    """Return the bytes of one stored element: 1 for 4-bit types, of which `_stored` counts half as many elements."""
+    """Return the bytes of one stored element. A byte with two elements of 4 bits counts as one stored element."""
     if kv_cache_dtype == "auto":
         return DTYPE_BYTES[dtype]
     return 2 if kv_cache_dtype in ("bfloat16", "float16") else 1

@@ -79,9 +79,10 @@ _QUESTION, _ANSWER = 100, 500
 
 
 def _mistral_ceilings() -> list[float]:
-    """Return the largest number of answers per second that an A100 allows, with 1, 16, 256 and 256 requests at a time.
+    """Return upper bounds for the number of answers per second of an A100: with 1, 16 and 256 requests at a time, then
+    with 256 and weights of 4 bits.
 
-    Each step reads the weights once. The arithmetic has 16 bits, even if the weights have 4 bits.
+    Each step reads the weights once. The arithmetic has 16 bits in all cases.
     """
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))

@@ -132,7 +132,7 @@ class Card:
     to_host_bytes_per_s: float
     """Bytes per second of copies from GPU memory to host memory."""
     products: Mapping[str, Products]
-    """Times of matrix products by the type of the weights: "bfloat16" (also for float16) and "fp8"."""
+    """Times of matrix products by the type of the weights: "bfloat16" (also for float16), "fp8" and "nvfp4"."""
     attention: tuple[Attention, ...]
     """Measured attention launches, for several kinds of heads."""
     all_reduce: tuple[tuple[int, float], ...] = ()

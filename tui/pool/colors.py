@@ -29,11 +29,8 @@ def paint_of(session: Session, request: int) -> int:
 
 
 def default_color(replay: Replay) -> ColorBy:
-    """Return the default meaning of colour: the owner, or the state for static batches (shows padding) and coarse
-    recordings.
-    """
-    meta = replay.recording.meta
-    return ColorBy.STATE if meta.policy_name == "static" or meta.extra.get("coarse") else ColorBy.OWNER
+    """Return the default meaning of colour: the owner or, for static batches, the state, which shows padding."""
+    return ColorBy.STATE if replay.recording.meta.policy_name == "static" else ColorBy.OWNER
 
 
 def next_color(color_by: ColorBy, replays: Iterable[Replay]) -> ColorBy:

@@ -32,8 +32,9 @@ class Flash:
     def see(self, before: int, now_s: float) -> bool:
         """Highlight the units that changed since frame `before`; return True if there are any.
 
-        Nothing is highlighted after a step back, or if more than a third of the pool has changed. Older highlights of a
-        forward move stay until `flash_s` has passed.
+        If more than `_MOST_STEPS` frames lie in between, only the changes of the last one count. Nothing is highlighted
+        after a step back, or if more than a third of the pool has changed. After a step forward, older highlights stay
+        until `flash_s` has passed.
         """
         frame = self._replay.frame
         if frame < before:  # the user stepped back
