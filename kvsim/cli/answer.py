@@ -57,6 +57,7 @@ def band_notes(band: Band | None) -> list[str]:
     return [f"in brackets: with {band.words()}"]
 
 
+_LEFT_SKIPPED = "vllm_left_skipped"
 _FAILURES = {
     "vllm_failures": (
         "sequences were preempted and resumed while their tokens were in the pipeline (its pull request 47900); give "
@@ -70,8 +71,12 @@ _FAILURES = {
         "a running request that a step leaves out does not keep the slot of its adapter, so that too many adapters "
         "are admitted; give it more memory, a larger --max-loras, or release 0.33"
     ),
+    _LEFT_SKIPPED: (
+        "a preempted request that waited for its adapter ended by a token in flight, and was admitted again; give "
+        "it more memory, a larger --max-loras, or a release from 0.31 on"
+    ),
 }
-"""Causes for which vLLM itself ends with an AssertionError, each with its remedy. The keys are those of `engine` in a
+"""Causes for which vLLM itself ends with an error, each with its remedy. The keys are those of `engine` in a
 recording's metadata.
 """
 
@@ -83,7 +88,8 @@ def failure_notes(metas: Sequence[Meta]) -> list[str]:
         if num_failures := sum(int(meta.engine.get(key, 0)) for meta in metas):
             often = "once" if num_failures == 1 else f"{num_failures:,} times"
             release = metas[0].policy["vllm"]
-            notes.append(f"vLLM {release} itself would have ended {often} with an AssertionError: {cause}")
+            error = "a RuntimeError" if key == _LEFT_SKIPPED else "an AssertionError"
+            notes.append(f"vLLM {release} itself would have ended {often} with {error}: {cause}")
     return notes
 
 

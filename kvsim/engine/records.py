@@ -379,6 +379,10 @@ class State:
     num_adapters: int = 0
     num_failures: int = 0
     """Number of discarded outputs that the scheduler did not await. Each raises an AssertionError in vLLM."""
+    num_left_skipped: int = 0
+    """Number of preempted sequences that a late output ended while they were skipped. vLLM up to 0.30 raises a
+    RuntimeError when it admits such a sequence again.
+    """
     num_padding_failures: int = 0
     """Number of admissions with fewer tokens than the padding drafts need. vLLM raises an AssertionError for each."""
     num_adapter_failures: int = 0

@@ -116,6 +116,8 @@ def update(engine: Engine) -> None:
             engine.memory.free(engine, sequence)
             encoder_cache.release(engine, sequence)
             if sequence.status == PREEMPTED:
+                if sequence.is_skipped and not settings.skipped_keep_places:
+                    state.num_left_skipped += 1  # vLLM leaves it there, and ends when it is admitted
                 waiting_queue.remove(engine, sequence)
             end(engine, sequence, FINISHED, now_s)
     if settings.encoder_tokens > 0:

@@ -88,6 +88,15 @@ def test_adapters_decide_in_most_workloads_that_have_them() -> None:
     assert num_different > 18
 
 
+@pytest.mark.parametrize(("release", "num_left"), [("0.25.1", 1), ("0.33.0", 0)])
+def test_a_request_that_ends_while_it_waits_for_its_adapter_is_counted(release: str, num_left: int) -> None:
+    """vLLM 0.25.1 ends with "Invalid request status: FINISHED_LENGTH_CAPPED" in this workload."""
+    file = FOLDER.with_name("golden_ends") / "adapter-left-skipped-0.25.1.json"
+    run = OracleRun(parse_workload(json.loads(file.read_text()), "workload").of_release(release))
+    assert list(run.records())
+    assert run._driver.engine.state.num_left_skipped == num_left
+
+
 def _without(file: Path, *names: str) -> dict[str, Any]:
     """A workload whose requests lack some fields."""
     document: dict[str, Any] = json.loads(file.read_text())
