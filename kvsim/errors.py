@@ -48,6 +48,11 @@ def reason_of(error: BaseException, otherwise: str = "") -> str:
     return message.splitlines()[0].rstrip(".") if message else otherwise or type(error).__name__
 
 
+def unexpected(error: BaseException) -> str:
+    """Return words for an error that should never occur, to be part of a message."""
+    return f"{type(error).__name__} ({reason_of(error)}), a defect of kvsim"
+
+
 class KvsimError(Exception):
     """Root of all errors that kvsim raises on purpose."""
 

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import RecordingError
+from kvsim.errors import RecordingError, unexpected
 from kvsim.live.address import parse_address
 from kvsim.live.event_follower import TAIL_STEPS, EventFollower
 from kvsim.live.events import MAX_LINE_BYTES
@@ -108,6 +108,8 @@ class LiveFeed:
             self.ended = self._sentence(error)
         except (OSError, ValueError) as error:  # ValueError after `close`
             self.ended = f"the connection to {self.name} broke: {error}."
+        except Exception as error:  # nobody would see that the thread has died
+            self.ended = f"the server at {self.name} is not followed further: {unexpected(error)}."
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
 

@@ -82,9 +82,9 @@ class EventFollower:
             raise RecordingError("it does not begin with one line about its origin")
         if event[0] == "meta":
             self._meta = self._checked_meta(event[1])
-        if self.joined and (event == ["seq"] or event[0] == "arrive"):  # the server's state is complete here
-            self._roll()
         try:
+            if self.joined and (event == ["seq"] or event[0] == "arrive"):  # the server's state is complete here
+                self._roll()
             event = self._mirror.apply(event)
             for window in self._windows:
                 window.apply(event)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import MissingExtraError, RecordingError, UsageError
+from kvsim.errors import MissingExtraError, RecordingError, UsageError, unexpected
 from kvsim.live.address import parse_address
 from kvsim.live.kv_events import MAX_BYTES, ServerCache
 
@@ -141,6 +141,8 @@ class KvEventFeed:
         except self._zmq.ZMQError as error:
             if not self._stop.is_set():
                 self.ended = f"the KV events of {self.name} ended: {error}."
+        except Exception as error:  # nobody would see that the thread has died
+            self.ended = f"the KV events of {self.name} are not followed further: {unexpected(error)}."
         finally:
             self._socket.close(linger=0)
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvsim.errors import RecordingError, UsageError
+from kvsim.errors import KvsimError, RecordingError, UsageError, unexpected
 from kvsim.live.address import hang_up_later
 from kvsim.live.metrics import ServerMetrics, parse_metrics
 
@@ -30,8 +30,10 @@ _PATIENCE_S = 30.0
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Handler that does not follow redirects, so that a server cannot make kvsim read another address."""
 
-    def redirect_request(self, *_: Any) -> None:
-        return
+    def http_error_302(self, *_: Any) -> None:
+        """Handle no redirect, so that it is reported as an error. Even its address is not read: it may be none."""
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
 class _Connection(http.client.HTTPConnection):
@@ -108,8 +110,11 @@ class MetricsFeed:
                 if self.quiet_s > self._patience_s:
                     self.ended = str(error)
                     return
-            except RecordingError as error:
+            except KvsimError as error:
                 self.ended = str(error)
+                return
+            except Exception as error:  # nobody would see that the thread has died
+                self.ended = f"{self.name} is not followed further: {unexpected(error)}."
                 return
 
     def _add(self, look: ServerMetrics) -> None:

@@ -284,7 +284,14 @@ class _EncoderMirror:
         return [[image, self._outputs[image]] for image in (*self._idle, *used)]
 
     def uses(self, local: dict[int, int]) -> list[list[Any]]:
-        """Return the events with which requests begin to hold images; `local` has the local number of each row."""
+        """Return the events with which requests begin to hold images; `local` has the local number of each row.
+
+        Raises:
+            LookupError: a request that has ended holds an image.
+        """
+        for image, users in self._users.items():
+            if not users.keys() <= local.keys():
+                raise LookupError(f"a request that has ended holds image {image}")
         return [["encoder", "hold", local[row], image] for image, users in self._users.items() for row in users]
 
 

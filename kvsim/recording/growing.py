@@ -14,6 +14,7 @@ from kvsim.recording.tables import ColumnTable, IntArray, Memory, MemoryKind, Re
 from kvsim.workload import Ragged
 
 _ALL = slice(None)
+_MIXED = "the number of known tokens should be given in every step or in none"
 
 
 class GrowingTable:
@@ -170,10 +171,17 @@ class GrowingSchedule(GrowingTable):
         `computed_before` is the number of its tokens that are computed before `step`. `known` is the number of its
         known tokens in a run with drafts, and None in other runs. With `known`, `repeat` must be 1, and later steps do
         not extend the row.
+
+        Raises:
+            ValueError: `known` is given, and earlier rows lack it; or the reverse.
         """
         open_row = self._open_row.get(request)
         if known is not None:
+            if len(self._known) < len(self._step):
+                raise ValueError(_MIXED)
             self._known.append(known)
+        elif self._known:
+            raise ValueError(_MIXED)
         elif open_row is not None:
             times = self._repeat[open_row]
             if (
@@ -204,6 +212,8 @@ class GrowingSchedule(GrowingTable):
         """Record that each of `requests`, which the step before computed too, computes one token in `step`."""
         for request in requests:
             row = self._open_row[request]
+            if self._known:
+                raise ValueError(_MIXED)
             if self._tokens[row] == 1:
                 self._repeat[row] += 1
             else:

@@ -258,6 +258,43 @@ def test_what_contradicts_itself_is_a_sentence(events: list[list[Any]], sentence
         follower.recent()
 
 
+def test_an_image_of_no_request_is_a_sentence() -> None:
+    with pytest.raises(RecordingError, match=r"'encoder' does not follow .* no request has image 99"):
+        begun().hear(line("encoder", "compute", -1, 99))
+
+
+def test_an_image_that_an_ended_request_uses_is_a_sentence() -> None:
+    follower = EventFollower("server", tail_steps=1)
+    for event in (
+        ["meta", META], ["joined", [], 0, 0], ["arrive", "a", 0.0, 4, 4, 0, []], ["images", 0, [[7, 0, 2]]],
+        ["encoder", "compute", -1, 7], ["encoder", "hold", 0, 7], ["seq"], ["append", 0, 0, [1]],
+        ["tokens", 0.0, [[0, 0, 4]]], ["step", STEP], ["end", 0, "finished", 1.0],
+    ):  # fmt: skip
+        follower.hear(line(*event))
+    with pytest.raises(RecordingError, match="a request that has ended holds image 7"):
+        follower.hear(line("seq"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (["tokens", 0.0, [[0, 0, 4]]], ["tokens", 1.0, [[0, 4, 1, 5]]]),
+        (["tokens", 0.0, [[0, 0, 4, 4]]], ["tokens", 1.0, [[0, 4, 1]]]),
+        (["tokens", 0.0, [[0, 0, 4, 4]]], ["again", 1.0]),
+        (["tokens", 0.0, [[0, 0, 1, 4]]], ["again", 1.0]),
+    ],
+)
+def test_known_tokens_of_only_some_steps_are_a_sentence(first: list[Any], second: list[Any]) -> None:
+    follower = begun()
+    for event in (["append", 0, 0, [1]], first, ["step", STEP | {"prefill_tokens": first[2][0][2]}], ["seq"]):
+        follower.hear(line(*event))
+    with pytest.raises(RecordingError, match="known tokens should be given in every step or in none"):
+        follower.hear(line(*second))
+    excerpt = follower.whole()
+    assert excerpt is not None
+    assert len(excerpt.recording.steps) == 1, "what came before stays"
+
+
 @pytest.mark.parametrize("num_units", [None, 1 << 23, 1 << 40, 0])
 def test_a_pool_that_no_server_has_is_refused(num_units: int | None) -> None:
     with pytest.raises(RecordingError):
@@ -399,6 +436,7 @@ def test_an_endless_line_ends_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
             + line("step", STEP),
             "outside the",
         ),
+        (BEGINNING + line("encoder", "compute", -1, 99), "'encoder' does not follow from the events before it"),
         (line("refused", "16 viewers are connected, and no more are served"), "16 viewers are connected"),
     ],
 )
@@ -406,6 +444,14 @@ def test_whatever_a_server_sends_ends_in_a_sentence(bytes_sent: bytes, sentence:
     with serving(lambda connection: connection.sendall(bytes_sent)) as address:
         feed = LiveFeed(address)
         assert sentence in ended(feed)
+        feed.close()
+
+
+def test_a_defect_ends_the_feed_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mirror, "apply", lambda *_: next(iter(())))
+    with serving(lambda connection: connection.sendall(BEGINNING)) as address:
+        feed = LiveFeed(address)
+        assert ended(feed).endswith("StopIteration (StopIteration), a defect of kvsim.")
         feed.close()
 
 

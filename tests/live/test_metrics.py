@@ -305,13 +305,14 @@ def test_a_page_that_comes_a_byte_at_a_time_is_not_waited_for(monkeypatch: pytes
         MetricsFeed(url)
 
 
-def test_a_page_that_sends_us_elsewhere_is_not_followed() -> None:
+@pytest.mark.parametrize("place", ["http://127.0.0.1:1/secret", "http://[no address/", "file:///etc/passwd"])
+def test_a_page_that_sends_us_elsewhere_is_not_followed(place: str) -> None:
     def elsewhere(handler: BaseHTTPRequestHandler, _: int) -> None:
         handler.send_response(302)
-        handler.send_header("Location", "http://127.0.0.1:1/secret")
+        handler.send_header("Location", place)
         handler.end_headers()
 
-    with page_server(elsewhere) as url, pytest.raises(RecordingError, match="cannot be read"):
+    with page_server(elsewhere) as url, pytest.raises(RecordingError, match="cannot be read: 302"):
         MetricsFeed(url)
 
 
