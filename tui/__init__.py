@@ -10,8 +10,6 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UsageError
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
@@ -98,7 +96,7 @@ def run(
             memory, in the order of `shown`; called in a thread during playback.
 
     Raises:
-        RecordingError: a recording has no steps.
+        RecordingError: a recording has no steps, or there is none.
         LessonError: the lesson cannot be played.
     """
     from .app import KvsimApp  # noqa: PLC0415 - textual costs a third of a second
@@ -183,18 +181,19 @@ def screenshot(
     Args:
         shown: a recording; several recordings, to compare; a lesson; or a fleet.
         file: path of the picture.
-        at_s: seconds from the first event; None chooses the moment.
+        at_s: seconds from the first event. None shows the most interesting moment of a single recording, a comparison
+            when its fastest run is half done, a fleet at its busiest moment, and a lesson at the first frame.
         size: columns and lines of the terminal.
         ascii: draw with plain ASCII.
         ample: as for `run`.
 
     Raises:
-        RecordingError: a recording has no steps.
+        RecordingError: a recording has no steps, or there is none.
         LessonError: the lesson cannot be played.
         UsageError: the file cannot be written, or is a PNG and there is no converter or the converter fails.
     """
     from .app import KvsimApp  # noqa: PLC0415
-    from .export.picture_file import NO_CONVERTER, png_of, save  # noqa: PLC0415
+    from .export.picture_file import png_of, save  # noqa: PLC0415
     from .playback.compared_runs import ComparedRuns  # noqa: PLC0415
     from .saving import render  # noqa: PLC0415
 
@@ -202,12 +201,8 @@ def screenshot(
     if ample is not None and isinstance(opened, ComparedRuns):
         opened.learn(ample())
     svg = render(KvsimApp(opened, ascii=ascii), size)
-    if not os.fspath(file).lower().endswith(".png"):
-        save(svg, file, made_by="tui")
-    elif (png := png_of(svg)) is not None:
-        save(png, file, made_by="tui")
-    else:
-        raise UsageError(NO_CONVERTER)
+    is_png = os.fspath(file).lower().endswith(".png")
+    save(png_of(svg) if is_png else svg, file, made_by="tui")
 
 
 def _opened(shown: Shown, at_s: float | None, *, live: bool = False) -> Session | ComparedRuns | FleetServers | Guided:
@@ -236,10 +231,10 @@ def _opened(shown: Shown, at_s: float | None, *, live: bool = False) -> Session 
 
     if not isinstance(shown, Lesson):
         comparison = ComparedRuns(shown, at_s=at_s)
-        # During playback the runs drift apart by themselves. A still shows them when the slowest run is half done.
+        # During playback the runs drift apart by themselves. A still shows them when the fastest run is half done.
         comparison.player.playing = live and at_s is None
         if not live and at_s is None:
-            comparison.player.go_to_time(comparison.lanes[-1].session.player.duration_s / 2)
+            comparison.player.go_to_time(comparison.lanes[0].session.player.duration_s / 2)
             comparison.show()
         return comparison
     guided = Guided(shown)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 
-from .export.picture_file import NO_CONVERTER, drawn, png_of, save_new, svg_of
+from .export.picture_file import drawn, png_of, save_new, svg_of
 
 if TYPE_CHECKING:
     from .screens.app_interface import AppInterface
@@ -28,7 +28,7 @@ def render(app: AppInterface, size: tuple[int, int]) -> str:
 def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
     """Save the screen ("svg", "png") or its numbers ("csv") in a new file in the current folder.
 
-    Without a converter for PNG, save an SVG file and show a notification.
+    Without a converter for PNG that works, save an SVG file and show a notification.
     """
     if kind == "csv":
         _save(app, playback, playback.numbers(), kind)
@@ -38,13 +38,19 @@ def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
         _save(app, playback, svg, kind)
         return
 
-    def keep(png: bytes | None) -> None:
-        if png is not None:
-            _save(app, playback, png, kind)
-        else:
-            _save(app, playback, svg, "svg", f" {NO_CONVERTER}")
+    def convert() -> bytes | UsageError:
+        try:
+            return png_of(svg)
+        except UsageError as error:
+            return error
 
-    app.run_in_thread(lambda: png_of(svg), keep, "Converting the picture")
+    def keep(converted: bytes | UsageError) -> None:
+        if isinstance(converted, UsageError):
+            _save(app, playback, svg, "svg", f" {converted}")
+        else:
+            _save(app, playback, converted, kind)
+
+    app.run_in_thread(convert, keep, "Converting the picture")
 
 
 def _save(app: AppInterface, playback: PlaybackScreen, content: str | bytes, ending: str, remark: str = "") -> None:

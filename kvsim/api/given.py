@@ -89,7 +89,8 @@ def checked(policy: PolicyLike) -> PolicyLike:
             raise UnknownNameError("policy", policy, EVERY_POLICY)
     elif isinstance(policy, Paged | Contiguous | Static | Radix):
         return policy
-    elif not isinstance(policy, CustomPolicy):
+    # `isinstance` of a Protocol reads all attributes, and properties may fail; `check_hooks` reports that.
+    elif CustomPolicy not in type(policy).__mro__ and not isinstance(policy, CustomPolicy):
         raise UsageError(f"a policy is a name or an object such as Paged(), not {_kind(policy)}.")
     else:
         check_hooks(policy)

@@ -30,7 +30,7 @@ _PATIENCE_S = 30.0
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Handler that does not follow redirects, so that a server cannot make kvsim read another address."""
 
-    def http_error_302(self, *_: Any) -> None:
+    def http_error_302(self, *_: Any, **__: Any) -> None:
         """Handle no redirect, so that it is reported as an error. Even its address is not read: it may be none."""
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302

@@ -14,7 +14,7 @@ from pathlib import Path
 from runpy import run_path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 
 if TYPE_CHECKING:
@@ -324,6 +324,10 @@ class CustomPolicy(Protocol):
         return self.cache.block_size
 
 
+_ATTRIBUTES = {"name": str, "scheduler": ContinuousSettings, "cache": PagedSettings, "allocator": object}
+"""Types of the attributes of a custom policy."""
+
+
 def is_policy_file(text: str) -> bool:
     """Tell whether `text` names a policy in a Python file: FILE.py or FILE.py:CLASS."""
     return text.endswith(".py") or ".py:" in text
@@ -351,7 +355,7 @@ def policy_from_file(text: str) -> CustomPolicy:
             made: CustomPolicy = chosen.pop()()
             type(made).source = path.read_text(encoding="utf-8")
             return made
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end with sys.exit()
         raise UsageError(f"the policy in {path} cannot be made: {type(error).__name__}: {error}.") from error
     names = ", ".join(kinds) or "no subclass of kvsim.CustomPolicy"
     raise UsageError(f"{path} has {names}; give one policy as {path}:CLASS.")
@@ -385,12 +389,28 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Raise a `UsageError` if a method of a policy or an allocator is never called because its name is misspelt. A name
-    counts as misspelt if it is close to that of a method that kvsim calls.
+    """Refuse a policy with an attribute of a wrong type, and one with a method that is never called.
+
+    A method of the policy or of its allocator is never called if its name is misspelt. A name counts as misspelt if it
+    is close to that of a method that kvsim calls.
     """
     _check_names(type(policy), (CustomPolicy,))
+    _check_attributes(policy)
     if isinstance(policy.allocator, type):
         check_allocator_names(policy.allocator)
+
+
+def _check_attributes(policy: CustomPolicy) -> None:
+    owner = type(policy).__name__
+    for name, kind in _ATTRIBUTES.items():
+        try:
+            value = getattr(policy, name)
+        except Exception as error:  # it may be a property
+            raise UsageError(f"{owner}.{name} fails: {type(error).__name__}: {error}.") from error
+        if not isinstance(value, kind):
+            raise UsageError(f"{owner}.{name} should be of type {kind.__name__}, not {shortened(value)}.")
+    if policy.allocator is not None and not callable(policy.allocator):
+        raise UsageError(f"{owner}.allocator should be a class or a function, not {shortened(policy.allocator)}.")
 
 
 def check_allocator_names(kind: type) -> None:

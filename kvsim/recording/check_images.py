@@ -9,6 +9,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from kvsim.errors import RecordingError
 from kvsim.policies.releases import DEFAULT, rules_of
@@ -50,22 +51,25 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
     require(end <= prompt[images.request], file, "an image should end inside its prompt")
     _, first, which = np.unique(images.image, return_index=True, return_inverse=True)
     require(images.tokens == images.tokens[first[which]], file, "equal images should take equally many tokens")
-    if (runs := images.embedded) is not None:
-        are_runs = [_are_runs(runs[row], length) for row, length in enumerate(images.tokens.tolist())]
+    if (ranges := images.embedded) is not None:
+        are_ranges = [_are_ranges(ranges[row], length) for row, length in enumerate(images.tokens.tolist())]
         rule = "embedded should be runs of the image's tokens, in order and apart, each as first token and number"
-        require(np.array(are_runs), file, rule)
-        alike = [np.array_equal(runs[row], runs[other]) for row, other in enumerate(first[which].tolist())]
+        require(np.array(are_ranges), file, rule)
+        alike = [np.array_equal(ranges[row], ranges[other]) for row, other in enumerate(first[which].tolist())]
         require(np.array(alike), file, "equal images should have equal embedded")
 
 
-def _are_runs(runs: np.ndarray, length: int) -> bool:
-    if len(runs) % 2:
+def _are_ranges(ranges: npt.NDArray[np.int64], length: int) -> bool:
+    """Tell whether `ranges` are pairs of first token and number of tokens, which lie in order and apart in an image
+    of `length` tokens.
+    """
+    if len(ranges) % 2:
         return False
-    begin, number = runs[::2], runs[1::2]
-    end = begin + number
-    are_apart = begin >= np.append(0, end[:-1] + 1)[: len(begin)]
-    ends_inside = (begin < length) & (number <= length - begin)  # `end` may be too large for its type, and wrap around
-    return bool((are_apart & (number > 0) & ends_inside).all())
+    begin, num_tokens = ranges[::2], ranges[1::2]
+    are_inside = (begin >= 0) & (begin < length) & (num_tokens > 0) & (num_tokens <= length - begin)
+    if not are_inside.all():
+        return False  # the end of such a range may exceed int64
+    return bool((begin[1:] > begin[:-1] + num_tokens[:-1]).all())
 
 
 class _Cache:

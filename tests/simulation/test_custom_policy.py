@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import kvsim
 from kvsim.cli import cli
 from kvsim.errors import PolicyError, RecordingError, UsageError
 from kvsim.experiments.sweeps import Point, source_of
-from kvsim.policies.custom import CachedBlock, Candidates, ServedRequest, StepInMaking
+from kvsim.policies.custom import CachedBlock, Candidates, ServedRequest, StepInMaking, policy_from_file
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 
 MakeMachine = Callable[[int], kvsim.Machine]
@@ -461,6 +462,53 @@ def test_a_policy_that_fails_is_named_in_a_sentence(
     while error is not None and not isinstance(error, ZeroDivisionError):
         error = error.__cause__
     assert error is not None  # so that Python shows where it happened
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"allocator": lambda *_: 1 // 0}, "'plain' failed in <lambda>: ZeroDivisionError"),
+        ({"allocator": partial(Numbered, 1, 2, 3)}, "'plain' failed in allocator: TypeError"),
+        ({"eviction_rank": lambda _, block: block}, "eviction_rank returned .*, which cannot be compared"),
+        ({"allocator": type("Odd", (Numbered,), {"unusable_units": lambda *_: "x"})}, "says that 'x' of"),
+    ],
+)
+def test_a_policy_that_answers_with_something_else_is_a_sentence(
+    requests: kvsim.Workload, machine: kvsim.Machine, attributes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(PolicyError, match=sentence):
+        kvsim.simulate(requests, type("Odd", (Plain,), attributes)(), machine)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "sentence"),
+    [
+        ({"name": 5}, "Odd.name should be of type str, not 5"),
+        ({"allocator": 5}, "Odd.allocator should be a class or a function, not 5"),
+        ({"name": property(lambda _: 1 // 0)}, "Odd.name fails: ZeroDivisionError"),
+        ({"allocator": property(lambda _: 1 // 0)}, "Odd.allocator fails: ZeroDivisionError"),
+        ({"scheduler": None}, "Odd.scheduler should be of type ContinuousSettings, not None"),
+        ({"cache": {}}, "Odd.cache should be of type PagedSettings, not {}"),
+    ],
+)
+def test_an_attribute_of_another_type_is_a_sentence(
+    requests: kvsim.Workload, machine: kvsim.Machine, attributes: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UsageError, match=sentence):
+        kvsim.simulate(requests, type("Odd", (kvsim.CustomPolicy,), attributes)(), machine)
+
+
+@pytest.mark.parametrize("chosen", ["", "P", "Policy"])
+def test_a_class_with_two_names_in_its_file_is_one_policy(tmp_path: Path, chosen: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("import kvsim\nclass P(kvsim.CustomPolicy):\n    name = 'mine'\nPolicy = P\n")
+    assert policy_from_file(f"{file}:{chosen}" if chosen else str(file)).name == "mine"
+
+
+def test_a_file_that_exits_is_no_policy(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(UsageError, match="cannot be made: SystemExit: 3"):
+        policy_from_file(str(tmp_path / "mine.py"))
 
 
 class RankedByHits(Plain):

@@ -169,8 +169,10 @@ def test_a_recording_with_images_is_read_and_served_again(tmp_path: Path) -> Non
 ROOMS: dict[str, tuple[str, Callable[[Recording], dict[str, Any]]]] = {
     "an image outside its prompt": ("inside its prompt", lambda r: image_columns(r, place=r.images.place + 99_999)),
     "equal images of two sizes": ("equally many tokens", lambda r: image_columns(r, image=r.images.image * 0 + 1)),
+    "a range beyond int64": ("embedded should be runs", lambda r: with_ranges(r, [2**63 - 1, 1])),
+    "a range beyond its image": ("embedded should be runs", lambda r: with_ranges(r, [2, 10_000])),
+    "ranges that touch": ("embedded should be runs", lambda r: with_ranges(r, [2, 3, 5, 1])),
     "out of order": ("behind the image before it", lambda r: image_columns(r, place=-1 - r.images.place)),
-    "a range of tokens beyond all numbers": ("embedded should be runs", lambda r: image_columns(r, embedded=beyond(r))),
     "computed twice": ("that is in the cache", lambda r: event(r, ImageEventKind.COMPUTE, repeat=True)),
     "held without being there": ("not in the cache", lambda r: event(r, ImageEventKind.COMPUTE, drop=True)),
     "let go without being held": ("does not hold", lambda r: event(r, ImageEventKind.HOLD, drop=True)),
@@ -193,9 +195,9 @@ def image_columns(recording: Recording, **columns: Any) -> dict[str, Any]:
     return {"images": replace(recording.images, **columns)}  # type: ignore[type-var]
 
 
-def beyond(recording: Recording) -> Ragged[np.int64]:
+def with_ranges(recording: Recording, ranges: list[int]) -> dict[str, Any]:
     assert recording.images is not None
-    return Ragged.from_rows([[2**63 - 1, 1]] * len(recording.images), np.int64)
+    return image_columns(recording, embedded=Ragged.from_rows([ranges] * len(recording.images), np.int64))
 
 
 def events(recording: Recording, **columns: Any) -> dict[str, Any]:

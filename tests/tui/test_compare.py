@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvsim_tui as tui
-from kvsim.errors import BudgetError
+from kvsim.errors import BudgetError, RecordingError
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.dialogs.find_dialog import FindScreen
 from kvsim_tui.facts.telling import gap_of, story_of_comparison
@@ -28,6 +28,7 @@ from kvsim_tui.widgets.scrubber import GUTTER
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from kvsim.recording import Recording
     from kvsim.replay.replay import Replay
@@ -46,6 +47,20 @@ def make(comparison: ComparedRuns) -> KvsimApp:
 
 def screen_text(app: KvsimApp) -> str:
     return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+def test_a_still_shows_the_runs_when_the_fastest_is_half_done(three_runs: list[Recording]) -> None:
+    still = tui._opened(three_runs, None)
+    durations_s = [session.player.duration_s for session in map(Session, three_runs)]
+    assert max(durations_s) > 2 * min(durations_s), "half of the slowest run would be after the end of the fastest"
+    assert isinstance(still, ComparedRuns)
+    assert still.player.clock_s == pytest.approx(min(durations_s) / 2)
+    assert not any(lane.over for lane in still.lanes)
+
+
+def test_a_comparison_of_no_recordings_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="there is no recording to compare"):
+        tui.screenshot([], tmp_path / "picture.svg")
 
 
 def served_naively(replay: Replay) -> list[int]:

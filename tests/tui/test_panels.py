@@ -196,13 +196,36 @@ async def test_capital_s_saves_a_png_where_that_is_possible(
         assert "PNG needs rsvg-convert: install librsvg2-bin" in said
 
 
-def test_a_converter_that_fails_is_not_reported_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = tmp_path / "convert"
-    script.write_text("#!/bin/sh\ncat >/dev/null\necho 'no memory left' >&2\nexit 1\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(picture_file.shutil, "which", lambda _: str(script))
-    with pytest.raises(UsageError, match="convert failed: no memory left"):
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("#!/bin/sh\ncat >/dev/null\necho no font >&2\nexit 3\n", "failed with exit status 3: 'no font'"),
+        ("#!/no/such/shell\n", "cannot be run: No such file or directory"),
+    ],
+)
+async def test_a_converter_that_fails_is_not_said_to_be_missing(
+    make_app: Callable[..., KvsimApp],
+    tiny: Recording,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    converter = tmp_path / "rsvg-convert"
+    converter.write_text(script)
+    converter.chmod(0o755)
+    monkeypatch.setattr(picture_file.shutil, "which", lambda _: str(converter))
+    with pytest.raises(UsageError, match=f"rsvg-convert {sentence}; an SVG needs no converter"):
         picture_file.png_of("<svg/>")
+    app = make_app(tiny)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.press("S")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        said = " ".join(notification.message for notification in app._notifications)
+    assert sentence in said
+    assert (tmp_path / "tiny-step0.svg").read_text().startswith("<svg")
 
 
 @pytest.mark.skipif(shutil.which("rsvg-convert") is None, reason="needs rsvg-convert")
@@ -212,7 +235,6 @@ async def test_a_png_has_its_letters_in_their_columns(make_app: Callable[..., Kv
         await pilot.pause()
         png = picture_file.png_of(picture_file.svg_of(app.screen, app.symbols))
         text = app.screen._compositor.render_strips()[0].text.rstrip()
-    assert png is not None
     pixels = matplotlib.image.imread(io.BytesIO(png))
     # The last letter of the first line is in its column, and nothing is in the one behind it.
     wide, tall = CELL

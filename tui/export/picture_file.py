@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, reason_of, shortened
 from kvsim.files.atomic import whole_file
 
 from .svg import svg_of_lines
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ..look.states import Symbols
 
-NO_CONVERTER: Final = (
+_NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
 )
 _PATIENCE: Final = 100
@@ -41,18 +41,25 @@ def svg_of(screen: Screen[Any], symbols: Symbols) -> str:
     return svg_of_lines(screen._compositor.render_strips(), symbols.palette.void)
 
 
-def png_of(svg: str) -> bytes | None:
-    """Return `svg` as PNG; None if no converter is installed.
+def png_of(svg: str) -> bytes:
+    """Return `svg` as PNG.
 
     Raises:
-        UsageError: the converter fails.
+        UsageError: no converter is installed, or the converter fails.
     """
     converter = shutil.which("rsvg-convert")
     if converter is None:
-        return None
-    done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=False)
-    if done.returncode != 0:
-        raise UsageError(f"{converter} failed: {done.stderr.decode(errors='replace').strip()}")
+        raise UsageError(_NO_CONVERTER)
+    try:
+        done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=True)
+    except OSError as error:
+        raise UsageError(f"{converter} cannot be run: {reason_of(error)}; an SVG needs no converter.") from error
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode("utf-8", "replace").strip().splitlines()
+        reason = f": {shortened(said[-1], 200)}" if said else ""
+        raise UsageError(
+            f"{converter} failed with exit status {error.returncode}{reason}; an SVG needs no converter."
+        ) from error
     return done.stdout
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvsim.errors import RecordingError
 from kvsim.recording.tables import RequestStatus
 
 from .player import DEFAULT_PLAY_S, Player
@@ -52,7 +53,12 @@ class ComparedRuns:
         that is None.
 
         The shortest run comes first. Without `fastest_first`, runs keep the order of `recordings`.
+
+        Raises:
+            RecordingError: there is no recording, or one has no steps.
         """
+        if not recordings:
+            raise RecordingError("there is no recording to compare; give at least one.")
         names = labels or [recording.meta.rules_name for recording in recordings]
         lanes = [ComparedRun(label=name, session=Session(run)) for name, run in zip(names, recordings, strict=True)]
         self.fastest_first = fastest_first

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvsim.engine.paged import prefix_hits
 from kvsim.engine.records import Sequence as Request
 from kvsim.engine.state import NO_KEY, Engine, table_of
-from kvsim.errors import UsageError
+from kvsim.errors import PolicyError, UsageError, shortened
 from kvsim.policies.custom import Candidates, ServedRequest
 
 
@@ -189,7 +189,12 @@ class CachedBlocks:
 
     def _push(self, cached: Cached, rank: Any) -> None:
         cached.rank, cached.ranking = rank, next(self._rankings)
-        heappush(self._ranked, (rank, cached.ranking, cached))
+        try:
+            heappush(self._ranked, (rank, cached.ranking, cached))
+        except TypeError as error:
+            raise PolicyError(
+                f"eviction_rank returned {shortened(rank)}, which cannot be compared with an earlier rank: {error}."
+            ) from error
 
 
 _COLUMNS = ("unit", "key", "end_tokens", "num_hits", "tokens_below", "cached_s", "last_used_s")

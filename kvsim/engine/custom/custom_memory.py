@@ -20,6 +20,7 @@ from kvsim.engine.paged import kv_cache
 from kvsim.engine.paged.prefix_hits import key_of
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, Engine
+from kvsim.errors import shortened
 from kvsim.policies.custom import ServedRequest, shares_prefixes
 
 Answer = TypeVar("Answer")
@@ -169,8 +170,8 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
     """Return the number of free units that the allocator cannot use for the head of the queue."""
     rules = _rules(engine)
     unusable: int = rules.ask(rules.units.allocator.unusable_units, rules.served(engine, head))
-    if not 0 <= unusable <= engine.state.num_free:
-        rules.refuse(f"says that {unusable} of {engine.state.num_free} free units are unusable")
+    if not isinstance(unusable, int | np.integer) or not 0 <= unusable <= engine.state.num_free:
+        rules.refuse(f"says that {shortened(unusable)} of {engine.state.num_free} free units are unusable")
     return unusable
 
 
