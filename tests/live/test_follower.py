@@ -259,7 +259,7 @@ def test_what_contradicts_itself_is_a_sentence(events: list[list[Any]], sentence
 
 
 def test_an_image_of_no_request_is_a_sentence() -> None:
-    with pytest.raises(RecordingError, match=r"'encoder' does not follow .* no request has image 99"):
+    with pytest.raises(RecordingError, match=r"'encoder' does not follow .*no request has image 99"):
         begun().hear(line("encoder", "compute", -1, 99))
 
 
