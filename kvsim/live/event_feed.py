@@ -108,7 +108,7 @@ class LiveFeed:
             self.ended = self._sentence(error)
         except (OSError, ValueError) as error:  # ValueError after `close`
             self.ended = f"the connection to {self.name} broke: {error}."
-        except Exception as error:  # nobody would see that the thread has died
+        except Exception as error:  # otherwise the thread would end without a message
             self.ended = f"the server at {self.name} is not followed further: {unexpected(error)}."
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)

@@ -141,7 +141,7 @@ class KvEventFeed:
         except self._zmq.ZMQError as error:
             if not self._stop.is_set():
                 self.ended = f"the KV events of {self.name} ended: {error}."
-        except Exception as error:  # nobody would see that the thread has died
+        except Exception as error:  # otherwise the thread would end without a message
             self.ended = f"the KV events of {self.name} are not followed further: {unexpected(error)}."
         finally:
             self._socket.close(linger=0)

@@ -113,7 +113,7 @@ class MetricsFeed:
             except KvsimError as error:
                 self.ended = str(error)
                 return
-            except Exception as error:  # nobody would see that the thread has died
+            except Exception as error:  # otherwise the thread would end without a message
                 self.ended = f"{self.name} is not followed further: {unexpected(error)}."
                 return
 
