@@ -40,14 +40,13 @@ class GrowingExtents:
         step.
         """
         now = np.where(self._death_seq > seq, self._units_at(frame), 0)
-        for extent in np.flatnonzero(now).tolist():
-            before = 0 if afresh else self._shown[extent]
-            begin, end = int(before or self._step_units[extent]), int(now[extent])
-            address, position = int(self._address[extent]), int(self._position[extent])
-            if begin < end:
-                states.hold(address + begin, end - begin, int(self._request[extent]), position + begin)
-            elif begin > end:
-                states.release(address + end, begin - end)
+        before = self._step_units if afresh else np.where(self._shown > 0, self._shown, self._step_units)
+        shrinks, grows = (now > 0) & (now < before), now > before
+        states.release_each(self._address[shrinks] + now[shrinks], (before - now)[shrinks])
+        begin = before[grows]
+        states.hold_each(
+            self._address[grows] + begin, now[grows] - begin, self._request[grows], self._position[grows] + begin
+        )
         self._shown = now
 
     def units_between(self, low: int, high: int) -> IntArray:
