@@ -72,14 +72,14 @@ class UnitStates(ABC):
         self.position[units] = np.arange(position, position + length)
 
     def hold_each(self, address: IntArray, length: IntArray, request: IntArray, position: IntArray) -> None:
-        """Do what `hold` does for many extents. They are usually short, so a slice for each would take longer."""
+        """Give each extent to its request, as `hold` does for one. Most extents are short, so slices would be slower."""
         extent, offset = expanded(length)
         units = (address - self._first_unit)[extent] + offset
         self.owner[units], self.refs[units], self.cached[units] = request[extent], 1, False
         self.position[units] = position[extent] + offset
 
     def release_each(self, address: IntArray, length: IntArray) -> None:
-        """Do what `release` does for many extents."""
+        """Free the units of each extent, as `release` does for one."""
         extent, offset = expanded(length)
         units = (address - self._first_unit)[extent] + offset
         self.owner[units], self.refs[units], self.cached[units] = NO_OWNER, 0, False
