@@ -72,7 +72,7 @@ class UnitStates(ABC):
         self.position[units] = np.arange(position, position + length)
 
     def hold_each(self, address: IntArray, length: IntArray, request: IntArray, position: IntArray) -> None:
-        """Give each extent to its request, as `hold` does for one. Most extents are short, so slices would be slower."""
+        """Give each extent to its request, as `hold` does for one. Most extents are short, so slices are slower."""
         extent, offset = expanded(length)
         units = (address - self._first_unit)[extent] + offset
         self.owner[units], self.refs[units], self.cached[units] = request[extent], 1, False
