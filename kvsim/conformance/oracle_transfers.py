@@ -32,7 +32,7 @@ class TransferEngine:
         self.fetched: list[int] = []
         """Sequences whose blocks the other server may free after the last step: they are loaded here, or not needed."""
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """Sequences whose load ended, sequences whose send ended, and blocks that failed to load, by step."""
+        """Loads that ended, sends that ended (by sequence), and blocks that failed to load, for each step."""
 
     def run_step(self, driver: Driver) -> None:
         """Begin the transfers of the last scheduled step, and report to the engine those that end with this step."""

@@ -92,7 +92,7 @@ class Recorded:
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)
-        """bool[num_blocks]: True for blocks that were allocated at the moments read before."""
+        """bool[num_blocks]: True for blocks that were allocated in the ranges of moments read before."""
 
     def arrival_ranks(self) -> list[float]:
         """Return the rank of each request by the time at which it was sent, as in vLLM's priority queue.

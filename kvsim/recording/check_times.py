@@ -141,7 +141,10 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last `seq` up to which all events are recorded: that of the last output if all requests ended."""
+    """Return the last `seq` up to which all events are recorded.
+
+    It is that of the last output if all requests have ended, or if there are no memory rows; otherwise the last of all.
+    """
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
         return int(steps.output_seq[-1])

@@ -46,7 +46,7 @@ class Deaths:
     """Memory row that releases each extent; the number of rows if none does. It is stored in one of two ways."""
 
     by_birth_row: IntArray | None
-    """Releasing row by allocating row. None if extents of one allocating row have different releases."""
+    """Row that releases what each memory row allocates. None if units of one row are released at different times."""
     by_extent: IntArray | None = None
     """Memory row that releases each extent; None if `by_birth_row` is not None."""
 

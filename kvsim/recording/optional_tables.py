@@ -92,7 +92,7 @@ class CopiesUnderWay:
         self._reported.clear()
 
     def so_far(self) -> Copies | None:
-        """Return all copies up to now, those whose end is not reported last. None for an engine without offloading.
+        """Return all copies up to now; at the end, copies that have not ended. None for an engine without offloading.
 
         The end of a copy cannot be reported after this call.
         """

@@ -247,8 +247,8 @@ class Replay:
         return live, holder[held][extent].astype(np.int64), extents.address[extent] + offset
 
     def _units_in(self, rows: IntArray) -> tuple[Extents, IntArray, IntArray]:
-        """Return the extents with the indices `rows`; and for each unit that they have at the current frame, the index
-        of its extent among them and its offset there.
+        """Return the extents `rows`, and for each unit that these have at the current frame its extent's index and its
+        offset there.
         """
         extents = self.ledger.tables.at(rows)
         lengths = extents.length
