@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 _OF_MACHINE = frozenset(each.name for each in settings_in(MachineSettings))
 _MEMORY = frozenset({"kv_gib", "num_blocks"})
-"""Settings that can be varied on any machine. All other settings of a machine can only be varied if it is given by
-name.
+"""Settings that can be varied on any machine.
+
+All other settings can only be varied if the machine is named, or if neither a machine nor a recording is given.
 """
 
 

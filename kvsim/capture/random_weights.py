@@ -136,10 +136,10 @@ def _plain_config(model: Model) -> dict[str, Any]:
 
 
 def token_ids(workload: Workload, vocab_size: int, seed: int = 0) -> list[list[int]]:
-    """Return the token ids of each request.
+    """Return the token ids of each request's prompt.
 
-    Prompts in `workload.prompt_token_ids` are returned unchanged. All other ids are random. The requests of a prefix
-    group begin with the same `workload.prefix_tokens` ids.
+    Prompts in `workload.prompt_token_ids` are returned unchanged. All other ids are random. Each request of a prefix
+    group begins with as many ids of the group as `workload.prefix_tokens` says for the request.
     """
     rng = np.random.default_rng(seed)
     prefixes: dict[int, npt.NDArray[np.int64]] = {}

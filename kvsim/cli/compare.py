@@ -268,8 +268,11 @@ def _policies(
 def _named_policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[dict[str, AnyPolicy], list[str]]:
-    """Return policies by name: those called `names`, or all that serve the model; and a note on what is left out or
-    compared.
+    """Return policies by name, and notes (at most one).
+
+    The policies are those called `names`; without names, all that serve the model and the workload, and the note says
+    which are left out. With `uniform_cache`, they are vLLM's policy with KV-cache groups and without, whatever `names`
+    are, and the note says how many sequences fit with each.
     """
     if uniform_cache:
         paged = scenario.policy(Paged.name)

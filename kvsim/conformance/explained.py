@@ -66,7 +66,7 @@ class Finding:
     variants: tuple[tuple[Variant, ...], ...]
     """Equally good explanations of the difference, each one variant or a pair of variants. Empty if there is none."""
     num_workloads: int
-    """Number of workloads that `variants` explain. Without variants, number of those that first differ in `rule`."""
+    """Number of workloads that `variants` explain; without any, of those whose first difference is in `rule`."""
     example: AnsweredWorkload
     """Shortest workload with this finding, and vLLM's decisions for it."""
     difference: Difference

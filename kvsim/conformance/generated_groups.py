@@ -31,7 +31,8 @@ def grouped(random: Random) -> Document:
     capacity = max((document["num_blocks"] - 1) // num_tables * block_size, 6)  # tokens of one sequence alone
     document["max_model_len"] = longest = random.randint(5, max(6, min(2 * capacity, 40 * block_size)))
     _fit(random, document, min(longest - 1, capacity))
-    _make_acceptable(random, document, block_size)
+    _make_acceptable(document, block_size)
+    _maybe_retain(random, document)
     return document
 
 
@@ -143,8 +144,8 @@ def _fit(random: Random, document: Document, longest: int) -> None:
             request["stop_at"] = min(request["stop_at"], request["output_len"])
 
 
-def _make_acceptable(random: Random, document: Document, block_size: int) -> None:
-    """Change, in place, what vLLM would refuse for the layers of `document`. Sometimes add a retention interval."""
+def _make_acceptable(document: Document, block_size: int) -> None:
+    """Change, in place, what vLLM would refuse for the layers of `document`."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:
@@ -156,6 +157,10 @@ def _make_acceptable(random: Random, document: Document, block_size: int) -> Non
     least = 1 if document["enable_chunked_prefill"] else longest
     budget = max(document["max_num_batched_tokens"], document["max_num_seqs"], least, block_size if mode else 1)
     document["max_num_batched_tokens"] = budget
+
+
+def _maybe_retain(random: Random, document: Document) -> None:
+    """Add a retention interval, in place, to some cached workloads with windows or recurrent states."""
     windowed = any(entry["type"] in ("sliding_window", "mamba") for entry in document["groups"])
     if windowed and document["enable_prefix_caching"] and random.random() < 0.15:
         together = lcm(*(entry["block_size"] for entry in document["groups"]))

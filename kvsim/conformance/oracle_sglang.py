@@ -408,7 +408,11 @@ class SGLangRun:
         return NO_PRIORITY if scheduler.schedule_low_priority_values_first else -NO_PRIORITY
 
     def _demand(self, longest: int) -> Demand:
-        """Return the requests, with at most `longest` tokens. A refused prompt becomes a prompt of one token."""
+        """Return the requests for the engine.
+
+        Answers are cut so that prompt and answer stay below `longest` tokens and fit the pool, but not below one token.
+        A refused prompt is replaced by one token.
+        """
         unit, slots = self._unit, self._workload.num_slots
         whole = np.array([len(request.prompt) for request in self._requests], np.int64)
         asked = np.array([request.limit for request in self._requests], np.int64)

@@ -64,7 +64,7 @@ class Element(np.void):  # type: ignore[misc]  # final in NumPy's stubs only; `n
 
 
 def _element_of(record: type, layout: np.dtype[np.void]) -> type[Element]:
-    """Return the class of the elements of an array with a `layout`. Its name has no effect on machine code."""
+    """Make a class, named after `record`, whose objects read the elements of an array with `layout`."""
     readers = {
         name: property(_reader(name, kind, offset)) for name, (kind, offset, *_) in (layout.fields or {}).items()
     }

@@ -13,10 +13,13 @@ from kvsim.engine.arrays import column, dtype_of
 from kvsim.engine.state import Engine
 
 _NOT_COPIED_BY_NAME = (
-    *("memory", "scheduler", "rules", "external", "host", "connector", "radix", "encoder", "step_times"),
-    *("steps", "outputs", "gaps", "memory_rows"),
+    *("memory", "scheduler", "rules", "step_times"),  # the same in both engines
+    *("external", "host", "connector", "radix", "encoder"),  # in `_parts_of`
+    *("steps", "outputs", "gaps", "memory_rows"),  # rows that the caller has read
 )
-"""Fields that `moved` does not copy by name: shared parts, parts of `_parts_of`, and rows that the caller has read."""
+"""Fields that `moved` does not copy by name. A new field is copied by name; a new tuple of parts has to be added here
+and in `_parts_of`.
+"""
 
 
 def moved(source: Engine, target: Engine) -> Engine:
@@ -44,28 +47,28 @@ def _parts_of(engine: Engine) -> tuple[Any, ...]:
 
 def _copy(old: Any, new: Any, end: int | None = None) -> None:
     """Copy a record, or the first `end` records or numbers (all if None), to a compiled engine."""
-    if isinstance(new, np.void):
+    if isinstance(new, np.void):  # a record
         for field in dtype_of(type(old)).names or ():
             new[field] = getattr(old, field)
         return
     end = len(old) if end is None else end
-    if new.dtype.names is None:
+    if new.dtype.names is None:  # an array of numbers
         new[:end] = old[:end]
         return
-    for field in new.dtype.names:
+    for field in new.dtype.names:  # an array of records
         new[field][:end] = column(old, field, end)
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
-    """Return `engine`, with more room for rows of the schedule if needed. The capacity is doubled if `num_rows`, the
-    rows that may still change, fill more than half of it.
+    """Return `engine`, with more room for rows of the schedule if needed. The capacity is doubled, once, if `num_rows`,
+    the rows that may still change, fill more than half of it. A list of an interpreted engine grows by itself.
     """
     rows, settings = engine.schedule_rows, engine.settings
     if not settings.records_schedule:
         return engine
     if 2 * num_rows > settings.most_schedule_rows:
         settings.most_schedule_rows *= 2
-    margin = len(engine.lists)
+    margin = len(engine.lists)  # for the rows that one more step may add, see `clock.has_room`
     if not isinstance(rows, np.ndarray) or len(rows) >= settings.most_schedule_rows + margin:
         return engine
     longer = np.zeros(settings.most_schedule_rows + margin, rows.dtype)

@@ -166,7 +166,7 @@ class HostSequence:
     stored: Small = 0
     """Number of leading host blocks of the request that are stored already, or will not be stored."""
     num_recorded: Small = 0
-    """Number of leading table entries of the request whose allocation is recorded in `HostTier.allocated_in`."""
+    """Number of first entries of the request's table for whose blocks `HostTier.allocated_in` is set."""
     preempted_in: int = 0
 
 

@@ -87,7 +87,7 @@ class RadixArguments:
     least_ratio: float = 0.0
     """Value of `RadixState.ratio` below which it never falls."""
     ratio_decay: float = 0.0
-    """Amount by which every decode step lowers `RadixState.ratio`, down to `least_ratio`."""
+    """Amount by which a decode step without a retraction lowers `RadixState.ratio`, down to `least_ratio`."""
     retract_steps: int = 0
     """Number of decode steps for which a retraction makes room for each request that continues."""
     most_new_tokens: int = 0

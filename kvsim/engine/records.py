@@ -396,7 +396,7 @@ class State:
     num_partly_cached: int = 0
     """Number of tokens, after the hit of the sequence being admitted, that only some groups have cached."""
     num_admitted: int = 0
-    """Number of admissions since the run began."""
+    """Number of requests admitted for the first time. Those of a static batch are added when it ends."""
     num_free_places: int = 0
     num_free: int = 0
     num_cached: int = 0
@@ -773,7 +773,7 @@ class Step:
     swapped_out: Small = 0
     swapped_in: Small = 0
     num_admitted: int = 0
-    """Number of admissions since the run began."""
+    """Number of requests admitted for the first time. Those of a static batch are added when it ends."""
     written: int = 0
     padding: int = 0
     useful: int = 0

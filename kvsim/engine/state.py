@@ -141,10 +141,10 @@ class Engine(NamedTuple):
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: records.Rectangle
     first_uses: Any
-    """Costs of step shapes that a static batch uses for the first time: two lists, one after the other, with an entry
-    for each step of the batch.
+    """Additional time of steps of a static batch that use kernels for the first time: two lists, one after the other.
 
-    The first list has the seconds to choose kernels, the second the number of kernels to build.
+    Each list has an entry for each step of the batch. The first has the time to choose kernels, in multiples of
+    `Roofline.new_shape_s`. The second has the time to build them, in multiples of `Roofline.new_kernel_s`.
     """
     moments: Records[records.Moment]
     """Next events to replay, if the engine runs without a clock; see `moments`."""

@@ -38,7 +38,7 @@ def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> Non
 
 @part
 def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
-    """Subtract the requested slots of a sequence. Its computed tokens stay counted."""
+    """Subtract the requested slots of a sequence from `State.useful`. `State.written` keeps its computed tokens."""
     engine.state.useful -= min(slots, sequence.full_tokens)
 
 
@@ -62,7 +62,10 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """Subtract `num_blocks` full blocks of a table in use, which are freed because no layer reads them any more."""
+    """Subtract `num_blocks` full blocks of a table in use from `State.useful` and `State.written`.
+
+    They are freed because no layer reads them any more.
+    """
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks
@@ -73,7 +76,10 @@ def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int)
 
 @part
 def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
-    """Subtract a whole table. The tokens that its sequence has computed stay counted."""
+    """Subtract the whole table of a group from `State.useful`.
+
+    `State.written` keeps the tokens that the sequence has computed, but not its recurrent states.
+    """
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     if record.state_slots > 0:

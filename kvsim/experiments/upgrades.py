@@ -61,7 +61,7 @@ class Effect:
     changes_together: bool
     """True if a decision or a figure changes when this change is added to all earlier ones."""
     problem: str
-    """Reason why vLLM cannot serve the load with this change; empty if it can."""
+    """Reason why the older release with only this change cannot serve the load; empty if it can."""
 
     @property
     def matters(self) -> bool:

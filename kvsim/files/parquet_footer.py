@@ -60,10 +60,11 @@ def declared(file: Path) -> DeclaredSizes | None:
 
 
 def oversized(file: Path) -> str | None:
-    """Return a clause about a declared size that is implausible for the size of the file; None if all are plausible.
+    """Return a clause about what is implausible in the footer of a file; None if nothing is.
 
-    A column of equal values is small in a file and large in memory. Files of kvsim have at most about 6 values and 8
-    uncompressed bytes per byte of the file.
+    This is a footer that cannot be followed, a negative number, or a size too large for that of the file. A column of
+    equal values is small in a file and large in memory. Files of kvsim have at most about 6 values and 8 uncompressed
+    bytes per byte of the file.
     """
     sizes, file_bytes = declared(file), file.stat().st_size
     if sizes is None:

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName, Machine, Measured, Options, Servers
 
 _NONE = Distribution(mean=np.nan, p50=np.nan, p90=np.nan, p99=np.nan)
-_HOST = 2.0
+_HOST_PER_GPU_ERROR = 2.0
 """Relative error of host times, divided by the relative error of GPU times."""
 _OVERLOADED_S = 1.0
 """Seconds by which the queueing time must at least grow over the whole run to count as overload."""
-
 _FEWEST_WAITS = 8
-_HOPELESS = 0.5
+"""Least number of requests after the warm-up for which the growth of the queueing time is calculated."""
+_MOST_GROWTH = 0.5
 """Seconds by which the queueing time grows each second, above which the load is not repeated to let its rate settle."""
-_IDLE = 0.05
+_IGNORED_SHARE = 0.05
 """Largest share of all requests that replicas with too few requests for a rate may have together, to be left out when
 the rate is judged.
 """
 _PRICE = 1.5
 """Smallest ratio of the new latency to the old one with which the latency is mentioned as the price of a change."""
-_LESS = 0.05
+_MENTIONED_LOSS = 0.05
 """Smallest share of the throughput whose loss is mentioned as the price of a change."""
 
 
@@ -67,6 +67,7 @@ class Outcome:
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan
     duration_s: float = np.nan
+    """Longest duration of a replica's run in seconds."""
     num_preemptions: int = 0
     preemptions_per_min: float = 0.0
     preemptions_per_request: float = 0.0
@@ -86,9 +87,16 @@ class Outcome:
     overload: float = 0.0
     """Growth of the queueing time in an open loop, in seconds per second; 0 if the server keeps up."""
     mean_batch: float = np.nan
+    """Sum of the mean batches of all replicas."""
     peak_occupancy: float = np.nan
+    """Largest peak of all replicas."""
     limit: Limit | None = None
+    """Limit of the replica with the most preemptions or, if several have these, the longest mean queue.
+
+    None if few requests waited there, or if it is unknown for what.
+    """
     shares: TimeShares | None = None
+    """Shares of the run of the first replica; None if they are not known."""
     label: str = ""
     """Source of the step times, in words; empty without a simulation."""
 
@@ -119,17 +127,17 @@ def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto",
     try:
         machine, policy = server.machine(), server.policy()
         if pace != 1.0:
-            slower = Pace(host=max(1 + _HOST * (pace - 1), 0.1), gpu=pace)
+            slower = Pace(host=max(1 + _HOST_PER_GPU_ERROR * (pace - 1), 0.1), gpu=pace)
             machine = replace(machine, step_time=paced(machine.step_time, slower))
         options: Any = {"refuse_misfits": True, "engine": engine, "stamp_at_entry": load.stamp_at_entry}
         if load.users is not None:
             options |= {"users": load.users, "think_s": load.think_s}
-        outcome = Outcome()
         longer: Load | None = load
         while longer is not None:
             runs, queues = _runs(longer, machine, policy, server.servers(), options)
             outcome = outcome_of(longer, runs, machine, queues)
-            longer = longer.longer(_least_steady(runs)) if outcome.overload <= _HOPELESS else None
+            # A longer load lets the rate settle, which is not worth the time if the queue grows fast.
+            longer = longer.longer(_least_steady(runs)) if outcome.overload <= _MOST_GROWTH else None
         pool = machine.pool(policy)
     except KvsimError as error:
         return Outcome(error=str(error))
@@ -181,15 +189,15 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas with enough requests for a rate; all replicas if the others have more than the share `_IDLE`
-    of the requests.
+    """Return the replicas with enough requests for a rate; all replicas if the others have more than the share
+    `_IGNORED_SHARE` of the requests.
 
     A router may send nearly all requests of a light load to its first servers. It would then take hours of simulation
     until the last servers have enough requests.
     """
     busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
     num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))
-    return busy if num_requests - num_busy <= _IDLE * num_requests else list(runs)
+    return busy if num_requests - num_busy <= _IGNORED_SHARE * num_requests else list(runs)
 
 
 def price_words(before: Outcome, after: Outcome) -> str:
@@ -202,7 +210,7 @@ def price_words(before: Outcome, after: Outcome) -> str:
         if new > _PRICE * old:
             found.append(f"{name} p99 {new / old:.1f} times as long")
     less = 1 - after.output_tokens_per_s / before.output_tokens_per_s
-    if less > _LESS:
+    if less > _MENTIONED_LOSS:
         found.append(f"{100 * less:.0f} % less output")
     return f"at the price of {' and '.join(found)}" if found else ""
 
@@ -221,7 +229,7 @@ def outcome_of(load: Load, runs: Sequence[Measured], machine: Machine, queues: S
     steadiness = _least_steady(runs).steadiness if load.is_judged_steady else Steadiness.STEADY
     duration_s = max(summary.duration_s for summary in summaries)
     times = [_times(load, run, part) for run, part in zip(runs, parts, strict=True)]
-    ttft, tpot, e2e, wait, arrival = (np.concatenate([each[index] for each in times]) for index in range(5))
+    ttft, tpot, e2e, wait, arrival = (np.concatenate(columns) for columns in zip(*times, strict=True))
     num_requests = sum(len(run.requests) for run in runs)
     tokens_per_s, requests_per_s = _rates(runs, parts, duration_s, in_parts=load.repeats)
     num_preemptions = sum(summary.num_preemptions for summary in summaries)

@@ -1,4 +1,4 @@
-"""Possible change of a server, and the changes that every engine has: cache, weights, GPUs and replicas."""
+"""Changes of a server that are tried, and those that vLLM and SGLang share: cache, weights, GPUs and replicas."""
 
 from __future__ import annotations
 

@@ -50,7 +50,10 @@ _EPOCH_S = (1e9, 4.1e9)
 """Range of seconds since 1970 in the years 2001 to 2099. Milliseconds since 1970 are far above it."""
 _EPOCH_UNITS = ("s", "ms", "us", "ns")
 _LONGEST_S = 1e8
-"""Largest number of seconds, some three years, between two requests of one workload; more is a mistake."""
+"""Largest span of the arrival times of a workload, and largest time since its first request, in seconds.
+
+It is some three years; more is a mistake.
+"""
 _LATE = 10_000
 """Least number without a unit that may be a date or a time of day written without separators."""
 _DAYS = (10_957, 88_069)

@@ -62,7 +62,7 @@ class EventFollower:
     @property
     def joined(self) -> bool:
         """True if the state of the server is known."""
-        return self._windows[0].numbers is not None
+        return self._windows[0].ids is not None
 
     def hear(self, text: bytes) -> None:
         """Apply one line. An empty line marks that a change of the engine's state is complete.
@@ -162,8 +162,11 @@ class _Window:
 
     def __init__(self) -> None:
         self.builder = RecordingBuilder()
-        self.numbers: _LocalNumbers | None = None
-        """Mapping from the server's numbers. None while a snapshot is read, because snapshots have local numbers."""
+        self.ids: _LocalIds | None = None
+        """Mapping from the server's ids of requests and steps to those of this recording.
+
+        None until the snapshot at the beginning is read: a snapshot has local ids.
+        """
         self.first_step = 0
         """Number of steps that the server had run before the recording begins."""
         self.num_before = 0
@@ -206,8 +209,8 @@ class _Window:
         return self.cuts[0]
 
     def rows(self, server_rows: list[int]) -> list[int]:
-        assert self.numbers is not None
-        return self.numbers.ours(server_rows)
+        assert self.ids is not None
+        return self.ids.ours(server_rows)
 
     def apply(self, event: list[Any]) -> None:
         if event[0] == "meta":
@@ -217,14 +220,14 @@ class _Window:
         if event[0] == "joined":
             rows, next_row, self.first_step = event[1:]
             self.num_before = self.builder.num_steps
-            self.numbers = _LocalNumbers(self.builder, rows, next_row, self.first_step)
+            self.ids = _LocalIds(self.builder, rows, next_row, self.first_step)
             return
-        local = event if self.numbers is None else self.numbers.translate(event)
+        local = event if self.ids is None else self.ids.translate(event)
         if local is not None:
             eventlog.apply(self.builder, local)
 
 
-class _LocalNumbers:
+class _LocalIds:
     """Mapping from the ids of requests and steps on the server to local ids.
 
     Local ids of requests count from 0, first those in the snapshot, then those that arrive.

@@ -123,11 +123,14 @@ class ServerMetrics:
 
 
 def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
-    """Read a server's metrics in Prometheus' text format, and add up those of several engines. `time_s` is that of the
-    poll.
+    """Read a server's metrics in Prometheus' text format, and add up those of several engines.
+
+    Args:
+        page: the metrics as text.
+        time_s: the time of the poll.
 
     Raises:
-        RecordingError: they are not those of vLLM or SGLang, or contradict each other.
+        RecordingError: the page has no metrics of vLLM or SGLang, or its metrics contradict each other.
     """
     found: dict[str, list[Sample]] = {}
     is_sglang = f"\n{_PREFIX}" not in f"\n{page}" and f"\n{SGLANG}" in f"\n{page}"

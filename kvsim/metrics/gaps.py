@@ -42,6 +42,7 @@ class Gaps:
         step = steps_before_gaps(steps)
         from_running, from_queue = _ended(replay)
         chosen = _chosen_before_output(replay)
+        # The counts when the step is scheduled, changed by what happens until its output.
         running = steps.running[step] - from_running[step] + chosen[step]
         waiting = steps.waiting[step] + _arrived(replay.recording, step) - from_queue[step] - chosen[step]
         return cls(
@@ -68,10 +69,7 @@ class Gaps:
         )
 
     def over_time(self, recording: Recording | Outline, name: str) -> tuple[FloatArray, IntArray]:
-        """Return `num_scheduled`, `running` or `waiting` over time, as two arrays: times in seconds, and values.
-
-        A value holds from its time to the next time. The last value is 0, from the end of the last step on.
-        """
+        """Return `num_scheduled`, `running` or `waiting` over time, in the form of `joined`."""
         steps = recording.steps
         time_s, counts = self.joined(steps, steps[name].astype(np.int64), getattr(self, name))
         if name == "waiting" and recording.meta.policy_name == "static":
@@ -112,11 +110,12 @@ def _with_arrivals_in_gaps(
     arrival_s, left_s = np.sort(requests.arrival_s[waited]), np.sort(left_s)  # NaN, for never, is sorted last
     edges_s = np.column_stack((gaps.begin_s, recording.steps.start_s[gaps.step + 1])).ravel()
     changes_s = np.concatenate((arrival_s, left_s))
-    inside = np.searchsorted(edges_s, changes_s, side="right") % 2 == 1
-    changes_s = np.unique(np.concatenate((gaps.begin_s, changes_s[inside])))
+    # Beginnings and ends of gaps alternate, so inside a gap the number of earlier edges is odd.
+    is_inside = np.searchsorted(edges_s, changes_s, side="right") % 2 == 1
+    changes_s = np.unique(np.concatenate((gaps.begin_s, changes_s[is_inside])))
     present = np.searchsorted(arrival_s, changes_s, side="right") - np.searchsorted(left_s, changes_s, side="right")
     is_gap = np.zeros(len(time_s), np.bool_)
-    is_gap[gaps.step + 1 + np.arange(len(gaps.step))] = True
+    is_gap[gaps.step + 1 + np.arange(len(gaps.step))] = True  # places of the entries that `Gaps.joined` inserted
     time_s, waiting = time_s[~is_gap], waiting[~is_gap]
     place = np.searchsorted(time_s, changes_s, side="right")
     return np.insert(time_s, place, changes_s), np.insert(waiting, place, present)
@@ -133,10 +132,10 @@ def _arrived(recording: Recording, step: IntArray) -> IntArray:
 
 
 def _chosen_before_output(replay: Replay) -> IntArray:
-    """Count, for each step of the recording, the requests that are admitted between its schedule and its output.
+    """Count, for each step of the recording, the requests that SGLang admits between its schedule and its output.
 
-    With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill before the output of the prefill before it, and
-    launches it after that output. The chosen requests hold memory in between.
+    Other engines admit none. With `disable_consecutive_prefill_overlap`, SGLang chooses a prefill before the output of
+    the prefill before it, and launches it after that output. The chosen requests hold memory in between.
     """
     steps, held = replay.recording.steps, replay.ledger.tables.residencies
     if replay.recording.meta.policy_name != Radix.name:
@@ -153,14 +152,17 @@ def _ended(replay: Replay) -> tuple[IntArray, IntArray]:
     A preempted request waits, and may end with an output that was in flight.
     """
     steps, requests, held = replay.recording.steps, replay.recording.requests, replay.ledger.tables.residencies
-    last_death = np.full(len(requests), -1, np.int64)
-    np.maximum.at(last_death, held.request, held.death_seq)
+    last_release = np.full(len(requests), -1, np.int64)  # -1 if a request never held memory
+    np.maximum.at(last_release, held.request, held.death_seq)
     ends = np.flatnonzero(np.isin(requests.status, (RequestStatus.FINISHED, RequestStatus.ABORTED)))
     output = np.minimum(np.searchsorted(steps.end_s, requests.finished_s[ends]), len(steps) - 1)
-    with_output = steps.end_s[output] == requests.finished_s[ends]
+    ended_at_output_time = steps.end_s[output] == requests.finished_s[ends]
     # An aborted request may also end when a step is scheduled, at the time of the output before it.
-    with_output &= ~np.isin(last_death[ends], steps.schedule_seq) | (requests.status[ends] == RequestStatus.FINISHED)
+    is_aborted = requests.status[ends] == RequestStatus.ABORTED
+    ended_at_schedule = is_aborted & np.isin(last_release[ends], steps.schedule_seq)
+    with_output = ended_at_output_time & ~ended_at_schedule
     ends, output = ends[with_output], output[with_output]
     newest = np.searchsorted(steps.schedule_seq, steps.output_seq[output]) - 1
-    runs = (last_death[ends] > steps.schedule_seq[newest]) & ~replay.progress.is_loading(ends, newest)
-    return tuple(np.bincount(newest[some], minlength=len(steps)) for some in (runs, ~runs))  # type: ignore[return-value]
+    # A request runs if it still holds memory after the newest step is scheduled, unless it waits for a load of KV.
+    runs = (last_release[ends] > steps.schedule_seq[newest]) & ~replay.progress.is_loading(ends, newest)
+    return np.bincount(newest[runs], minlength=len(steps)), np.bincount(newest[~runs], minlength=len(steps))

@@ -83,7 +83,8 @@ class Ramps:
         """Return, for every frame, the number of computed tokens at positions [low, high) of their request, summed over
         all requests.
 
-        `low`, `high` and `weight` have an entry for each request. Each of its tokens counts `weight` times; None: once.
+        `low`, `high` and `weight` have an entry for each request. A token counts as often as `weight` says for its
+        request, or once if `weight` is None.
         """
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]

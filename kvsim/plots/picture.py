@@ -83,7 +83,7 @@ class Picture(Figure):
         medium = MEDIA[purpose]
         self._font_pt = medium.font_pt
         self.line_pt = medium.line_pt
-        """Line width in points; needed for step lines, which matplotlib draws as patches with thinner edges."""
+        """Line width in points. Plots derive the sizes of markers and of thinner lines from it."""
         # The padding around panels scales with the font, as the margin of the title does.
         pad_in = _MARGIN_EM * medium.font_pt / 72
         self._engine = ConstrainedLayoutEngine(w_pad=pad_in, h_pad=pad_in)

@@ -105,7 +105,12 @@ class Ends(NamedTuple):
 def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     """Check that requests got their first and last tokens with the outputs of the steps that computed them.
 
-    Requests that were scheduled before the recording began are skipped.
+    Requests that were scheduled before the recording began are skipped. For static batching, also check the batches.
+    For other policies, also check that a step ends with each prompt, and check aborted requests, unless the recording
+    begins in the middle.
+
+    Raises:
+        RecordingError: a check fails.
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)

@@ -43,12 +43,12 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Memory row that releases each extent; the number of rows if none does. It is stored in one of two ways."""
+    """Memory row that releases each extent; the number of rows if none does. Exactly one of the fields is None."""
 
     by_birth_row: IntArray | None
     """Row that releases what each memory row allocates. None if units of one row are released at different times."""
     by_extent: IntArray | None = None
-    """Memory row that releases each extent; None if `by_birth_row` is not None."""
+    """Row that releases each extent."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
         """Return the releases of some extents, given by indices or a slice."""

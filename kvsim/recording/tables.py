@@ -228,7 +228,10 @@ class Requests(ColumnTable):
     after: IntArray | None = optional_column("int32")
     """Row of the request whose end this turn of a session waited for; -1 for a first turn. Absent without sessions."""
     pause_s: FloatArray | None = optional_column("float64")
-    """Seconds from the end of request `after` until its session sent this request; 0 for a first turn."""
+    """Seconds from the end of the request in row `after` to the sending of this one; 0 for a first turn.
+
+    Absent without sessions.
+    """
     history_tokens: IntArray | None = optional_column("int32")
     """Number of leading prompt tokens that repeat the prompt and the answer of request `after`."""
     adapter: IntArray | None = optional_column("int32")

@@ -147,7 +147,10 @@ class Replay:
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
 
     def in_gap(self, frames: IntArray, times_s: FloatArray) -> npt.NDArray[np.bool_]:
-        """Tell, for each of `times_s`, whether its frame's output is processed and no step is in flight."""
+        """Tell, for each pair of `frames` and `times_s`, whether the time is in the gap after the frame's step.
+
+        In a gap, the output of the step is processed and no other step is in flight.
+        """
         end_s = np.append(self.recording.steps.end_s, np.inf)
         return np.asarray(self._has_gap[frames] & (times_s >= end_s[frames]))
 

@@ -19,7 +19,7 @@ from kvsim.replay.unit_slots import Numbers
 
 
 class _Loads(NamedTuple):
-    """Loads from other servers. A failure is a second entry, with 0 loaded tokens, at its report."""
+    """Loads from other servers. A failed load has a second entry with 0 tokens, at the `seq` of its end."""
 
     request: Numbers
     seq: Numbers

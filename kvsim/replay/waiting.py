@@ -23,15 +23,16 @@ class Waiting:
         np.minimum.at(self._first_birth, held.request, held.birth_seq)
         self._first_birth[progress.initial > 0] = -1
         self._gone_at = self._ends(recording, ledger)
-        """`seq` of the event after which each request never waits again."""
+        """`seq` of the event after which each request waits no more; see `_ends`."""
         self._all_gone_at = np.maximum.accumulate(self._gone_at)
         self._none_came_by = np.minimum.accumulate(self._requests.arrival_seq[::-1])[::-1]
 
     @staticmethod
     def _ends(recording: Recording, ledger: Ledger) -> Numbers:
-        """Return, for each request, the `seq` of the event after which it never waits again.
+        """Return, for each request, the `seq` of the event after which it waits no more.
 
-        This is the last release of its memory or, if it never held any, its abort.
+        This is the last release of its memory or, if it ended while it was preempted, the output with which it ended.
+        It is -1 for a request that was refused, and `_NEVER` for others that never held memory or have not ended.
         """
         requests, steps, held = recording.requests, recording.steps, ledger.tables.residencies
         # A request that never held memory waits at the end, unless it was refused.

@@ -80,7 +80,7 @@ def content(engine: Engine, group: int, table: Held, index: int) -> Content:
 
 
 class TableMirror:
-    """Copy of all tables as of the last update, and the slots of their blocks by state."""
+    """Copy of all block tables as of the last `follow`, and the number of slots of their blocks in each state."""
 
     def __init__(self, unit_slots: int) -> None:
         self._unit_slots = unit_slots

@@ -73,7 +73,7 @@ The mask is copied, and so are keys and values for each query head.
 PLAN_S = 31e-3
 """Seconds in which the host makes cuDNN's attention plan for a new batch size and length."""
 KERNEL_BUILD_S = 0.4
-"""Seconds in which the host makes a plan whose kernel the process has not built yet."""
+"""Seconds in which the host builds the kernel of a plan that the process has not built yet, on top of `PLAN_S`."""
 LOAD_COMPILER_S = 2.0
 """Seconds in which the host loads the compiler of static caches into a process."""
 COMPILE_S = 30.0

@@ -43,7 +43,10 @@ def wait_reason(session: Session) -> tuple[str, ...]:
 
 
 def full_step(limits: Limits, steps: Steps, step: int) -> tuple[str, ...]:
-    """Return the reason if requests wait because `step` has no place or no token left in its batch; otherwise empty."""
+    """Return a long and a short reason if requests wait because `step` has no place or no token left in its batch.
+
+    The result is empty if they wait for something else.
+    """
     now = slice(step, step + 1)
     tokens = steps.prefill_tokens[now] + steps.decode_tokens[now]
     _, by_batch, by_tokens = limits.split(steps.waiting[now], steps.running[now], tokens)

@@ -170,8 +170,10 @@ class Figures:
         }
 
     def _tree(self) -> dict[str, str]:
-        """Return the number of nodes of the radix tree, of `leaves` that can be evicted, and the slots of the leaf that
-        goes `first`.
+        """Return figures of the radix tree; empty without a tree.
+
+        `nodes` is their number, and `leaves` the number of leaves that can be evicted. `first` is the number of slots
+        of the leaf that is evicted first, or "none".
         """
         if not has_tree(self._session):
             return {}

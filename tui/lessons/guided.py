@@ -269,7 +269,10 @@ class Guided:
         return self._climbed
 
     def found(self) -> list[tuple[int, list[float]]]:
-        """Return sizes of the memory in tokens, each with the prefix-hit share of every run."""
+        """Return sizes of the memory in tokens, each with the prefix-hit share of every run.
+
+        The first call simulates every run with every size.
+        """
         if not self._found:
             lesson, machine = self.lesson, self._machine(self._step_times())
             for factor in _MEMORY_FACTORS:

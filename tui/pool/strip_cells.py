@@ -20,7 +20,7 @@ KNOWN: Final = int(SlotState.TOKEN)
 UNDER_WAY: Final = int(UnitChange.TAKEN)
 """Paint of a slot whose token is computed by a step that has not ended."""
 TAKEN_BACK: Final = int(UnitChange.EVICTED)
-"""Paint of a slot whose draft was rejected: this step or a later one writes it again."""
+"""Paint of a slot whose drafted token was rejected. The shown step or a later one writes the slot again."""
 LOOKAHEAD: Final = int(SlotState.RESERVED)
 """Paint of a slot that the request holds for later tokens."""
 

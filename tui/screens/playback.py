@@ -227,7 +227,10 @@ class PlaybackScreen(Transport):
                 self._show_words()
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, panels and texts if `everything`."""
+        """Draw the picture of the player's frame if it has `moved`, and panels and texts with `everything`.
+
+        Nothing is drawn before the screen is ready. Otherwise the clock is run or stopped in any case.
+        """
         if not self._ready:
             return
         if moved:

@@ -29,7 +29,7 @@ class Transport(Screen[None]):
         raise NotImplementedError
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the player's frame: the picture if the frame has `moved`, panels and texts if `everything`."""
+        """Draw the picture of the player's frame if it has `moved`, and panels and texts with `everything`."""
         raise NotImplementedError
 
     def show_transport(self) -> None:

@@ -51,7 +51,9 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         """Row of the request under the cursor; None while the panel has no focus."""
 
     def on_focus(self) -> None:
-        """Put the cursor on the followed request, or else on the first running one."""
+        """Put the cursor on the followed request. If that neither waits nor runs, put it on the first running one, or
+        else on the first waiting one.
+        """
         self._cursor = self.session.followed
         self.action_move(0)
 

@@ -92,9 +92,10 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 
 
 def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether a block may get a key before it is full, because the last hash of a prompt ends inside the block.
+    """Tell whether, with drafts, a block may get a key before it is full, at the last hash of a prompt.
 
-    This requires that a hash covers fewer tokens than a block, and happens only with drafts.
+    This requires prefix caching, a release with a second key, and blocks of full attention that cover more tokens than
+    a hash.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
     sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL]

@@ -81,7 +81,10 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the oldest result is processed before the next pass: the ring is full, or no batch was launched."""
+    """Tell whether the oldest output in flight is processed before the next pass.
+
+    This is so if as many outputs are in flight as allowed, or if some are and this pass has launched no batch.
+    """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
     return is_full or (state.num_in_flight > 0 and state.num_in_batch == 0)

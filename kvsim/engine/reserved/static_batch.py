@@ -132,6 +132,10 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _lay_out(engine: Engine) -> None:
+    """Count the rows and tokens of a new batch, and the steps for which it has room: 0 if its prompts do not fit.
+
+    A preallocated cache also needs room for the longest allowed answer.
+    """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
     batch.live_prompt_tokens = batch.live_new_tokens = batch.longest_answer = batch.step = 0
@@ -162,8 +166,8 @@ def _take_step(engine: Engine) -> None:
     if step < 2:  # the rows of step 1 are repeated for all later steps
         _record_rows(engine)
     tokens = rows * width if step == 0 else rows
-    # In order: sequences, tokens, prefill tokens, context tokens, attention pairs, seconds to choose kernels, kernels
-    # to build. The rest is 0, because a static batch has no shared slots, no sequences that join, and no images.
+    # In order: sequences, tokens, prefill tokens, context tokens, attention pairs, time to choose kernels, time to
+    # build kernels. The rest is 0, because a static batch has no shared slots, no sequences that join, and no images.
     shape = StepShape(
         rows, tokens, tokens if step == 0 else 0, rows * (width + step),
         rows * width * (width + 1) // 2 if step == 0 else 0,
@@ -192,7 +196,7 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Compute the sums over live rows again, without the rows that ended before this step."""
+    """Count the rows that still generate in `batch.step`, and their tokens. Find the first step with fewer rows."""
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
@@ -269,7 +273,7 @@ def _ulp(value: float) -> float:
     """Return a number that, added to `value`, gives the next larger float: machine code has no `nextafter`."""
     if value == 0.0:
         return _HALF_ULP_OF_ONE
-    # The product is between 0.5 and 1.5 times the distance to the next float, so the sum is rounded to that float.
+    # The product is more than half of the distance to the next float, so the sum is rounded to that float.
     return value + value * _HALF_ULP_OF_ONE * (1.0 + 2.0 * _HALF_ULP_OF_ONE) - value
 
 
