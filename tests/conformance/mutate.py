@@ -103,7 +103,8 @@ def main() -> None:
                 for name in ("kvsim", "tests"):
                     shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
                 shutil.copy(ROOT / "pyproject.toml", copy)
-                (copy / "traces").symlink_to(ROOT / "traces")
+                for name in ("traces", "examples"):
+                    (copy / name).symlink_to(ROOT / name)
                 failed = run(mutation, copy, engine, first=arguments.first)
                 if not failed:
                     survivors += 1
