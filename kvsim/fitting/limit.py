@@ -21,9 +21,11 @@ def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal
     """
     if outcome.error:
         return "memory: nothing can be served."
+    if prompts_too_long(server, load):
+        return _length(server, load)
     if outcome.refused_share == 1:
-        name, longest = server.length_limit
-        return f"the length of a sequence: every prompt is too long for {name}, which is {longest:,} tokens."
+        pool = server.pool_words(outcome.num_blocks)
+        return f"memory: no request that {server.length_limit.name} allows fits the pool, which has {pool}."
     missed = {"preemptions", "waiting"} & set(goal.misses(outcome))
     if missed and outcome.limit is Limit.MEMORY:
         said = _memory(outcome, server, load)
@@ -37,6 +39,32 @@ def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal
     else:
         said = _busiest(outcome, server)
     return f"{said}. {_time_words(outcome)}"
+
+
+def prompts_too_long(server: SearchedServer, load: Load) -> bool:
+    """Tell whether every prompt of `load` is too long for the server's limit of the length of a sequence."""
+    return bool((load.workload.prompt_tokens >= server.length_limit.value).all())
+
+
+def _length(server: SearchedServer, load: Load) -> str:
+    (name, length), longest = server.length_limit, server.model.max_position_embeddings
+    needed = int((load.workload.prompt_tokens + load.workload.output_tokens).max())
+    if needed > longest:
+        but = f", and {server.model.name} allows {longest:,} tokens"
+    elif _holds(server.changed(**{name: needed}), needed):
+        but = ""
+    else:
+        but = ", for which there is too little memory"
+    return (
+        f"the length of a sequence: every prompt is too long for {name}, which is {length:,} tokens; "
+        f"--max-model-len {needed} would be needed{but}."
+    )
+
+
+def _holds(server: SearchedServer, num_tokens: int) -> bool:
+    """Tell whether `server` starts without reducing its limit of the length, and holds a request of `num_tokens`."""
+    starting = server.starting()
+    return starting.length_limit == server.length_limit and starting.num_requests_of(num_tokens) > 0
 
 
 def _memory(outcome: Outcome, server: SearchedServer, load: Load) -> str:

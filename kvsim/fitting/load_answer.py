@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import BudgetError
 from kvsim.fitting.goal import TOO_SHORT
-from kvsim.fitting.limit import limit_words
+from kvsim.fitting.limit import limit_words, prompts_too_long
 from kvsim.fitting.outcome import milliseconds
 from kvsim.fitting.search import affordable, helpful, without_gain
 from kvsim.fitting.split_effect import splits_words
@@ -125,7 +125,7 @@ class Answer:
 def answer(
     server: SearchedServer, load: Load, goal: Goal, search: Search, *, most: int = 60, find_largest: bool = True
 ) -> Answer:
-    """Simulate `load` on `server` and on up to `most` changes of it.
+    """Simulate `load` on `server` and on up to `most` changes of it, but on none if every prompt is too long.
 
     Args:
         server: the server; if vLLM would not start with its `max_model_len`, the longest that fits is used.
@@ -141,6 +141,8 @@ def answer(
         starting = server
     lengths = load.workload.prompt_tokens + load.workload.output_tokens
     [outcome] = search.outcomes([(starting, load, 1.0)])
+    if not outcome.error and prompts_too_long(starting, load):  # no change that is tried allows longer sequences
+        most, find_largest = 0, False
     find_largest = find_largest and not outcome.error
     num_changes, finds = affordable(starting, outcome, most, find_largest=find_largest)
     largest, tried = search.survey(

@@ -406,9 +406,24 @@ def test_requests_that_are_all_too_long_are_what_limits() -> None:
     outcome = run(on, load)
     assert outcome.refused_share == 1
     assert limit_words(outcome, on, load, Goal()) == (
-        "the length of a sequence: every prompt is too long for max_model_len, which is 48 tokens."
+        "the length of a sequence: every prompt is too long for max_model_len, which is 48 tokens; "
+        "--max-model-len 90 would be needed."
     )
     assert cells(outcome, {})[:3] == ("–", "–", "–")
+    found = answer(on, load, Goal(), INTERPRETED, most=4)
+    assert (found.remedies, found.tried, found.without_gain) == ((), (), []), "none of them can help"
+    assert run(on.changed(max_model_len=90), load).refused_share == 0
+
+
+def test_a_length_that_the_model_or_the_memory_forbids_is_not_advised() -> None:
+    assert answer(server(5, max_model_len=48), users(2), Goal(), INTERPRETED).limit.endswith(
+        "--max-model-len 90 would be needed, for which there is too little memory."
+    )
+    work = generate(2, arrivals=AllAtOnce(), prompt=Fixed(tokens=8192), output=Fixed(tokens=30), seed=1)
+    found = answer(server(2000, max_model_len=8192), Load(workload=work, users=2), Goal(), INTERPRETED)
+    assert found.limit.endswith(
+        "--max-model-len 8222 would be needed, and meta-llama/Meta-Llama-3-8B allows 8,192 tokens."
+    )
 
 
 def test_few_preemptions_are_less_certain_than_many() -> None:

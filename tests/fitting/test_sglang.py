@@ -74,7 +74,14 @@ def test_a_batch_that_is_too_small_is_what_limits_and_a_larger_one_helps() -> No
 
 def test_a_prompt_that_is_too_long_names_the_context() -> None:
     found = answer(server(context_length=48), users(2), Goal(), INTERPRETED, most=0, find_largest=False)
-    assert "every prompt is too long for context_length, which is 48 tokens." in found.limit
+    assert found.limit.endswith("context_length, which is 48 tokens; --max-model-len 90 would be needed.")
+
+
+def test_requests_larger_than_all_slots_are_a_matter_of_memory() -> None:
+    found = answer(server(mem_fraction_static=share_of(50)), users(2), Goal(), INTERPRETED, most=4)
+    assert found.outcome.refused_share == 1
+    assert found.limit.startswith("memory: no request that context_length allows fits the pool, which has 5")
+    assert found.remedies[0].change.fields == ("mem_fraction_static",)
 
 
 def test_as_many_slots_as_the_policy_of_kvsim_run_has() -> None:
