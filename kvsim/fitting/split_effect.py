@@ -34,7 +34,7 @@ def splits_words(server: SearchedServer, load: Load, outcome: Outcome, goal: Goa
             "Splits into prefill and decode servers were not tried: the load has over "
             f"{MOST_TOKENS_OF_SPLITS:,} output tokens. Ask for one with --prefill and --decode, or give fewer requests."
         )
-    # The key None stands for equal servers.
+    # Equal servers have the key None.
     by_split = {server.apart: outcome} | {
         each.change.server.apart: each.outcome
         for each in tried

@@ -170,7 +170,7 @@ class _Window:
         self.first_step = 0
         """Number of steps that the server had run before the recording begins."""
         self.num_before = 0
-        """1 if the first step of the recording stands in for all earlier steps of the server, otherwise 0."""
+        """1 if the first step of the recording replaces all earlier steps of the server, otherwise 0."""
         self.cached: list[int] = []
         self.computed: list[int] = []
         self.images: list[list[int]] = []

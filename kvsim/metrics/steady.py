@@ -46,7 +46,7 @@ _SIGMAS = 2.0
 
 
 class Steadiness(Enum):
-    """Whether a run has a steady rate, or the reason why it has none."""
+    """Result of the check for a steady rate: `STEADY`, or the reason why a run has none."""
 
     STEADY = "steady"
     SHORT = "too short"

@@ -117,7 +117,7 @@ class Config:
     def wrong(self, name: str, right: str, *, shown: str = "") -> UsageError:
         """Return the error for field `name`, whose value must be `right`.
 
-        `shown` stands in the message in place of the wrong value, unless it is empty.
+        `shown` replaces the wrong value in the message, unless `shown` is empty.
         """
         value = shown or shortened(self.fields.get(name), _MOST_SHOWN)
         what = f"says {name} = {value}" if self.states(name) else f"does not say {name}"

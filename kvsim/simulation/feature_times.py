@@ -35,7 +35,7 @@ def feature_times(machine: Machine, base: Policy, workload: Workload) -> Feature
     label = machine.step_time.label
     if isinstance(base, Radix):
         return FeatureTimes(
-            machine.step_time, served_otherwise(label, {"SGLang": "the pace of SGLang's host"}, "SGLang")
+            machine.step_time, served_otherwise(label, {"SGLang": "the pace of SGLang's host"}, engine="SGLang")
         )
     profile = machine.step_time if isinstance(machine.step_time, WatchedProfile) else None
     times = machine.step_time if profile is None else profile.times
@@ -44,14 +44,16 @@ def feature_times(machine: Machine, base: Policy, workload: Workload) -> Feature
     if isinstance(base, Paged) and base.scheduler.drafting is not None:
         drafted = _with_drafting(times, machine, base.scheduler)
         untimed["drafts"] = "drafting" if drafted is None else ""
-        constants += [DRAFTS_BY_CONSTANTS] * (drafted is not None)
-        times = drafted or times
+        if drafted is not None:
+            times = drafted
+            constants.append(DRAFTS_BY_CONSTANTS)
     if workload.adapter.any():
         named = np.unique(workload.adapter[workload.adapter > 0])
         adapted = _with_adapters(times, machine, base, num_named=len(named))
         untimed["adapters"] = "kernels of adapters" if adapted is None else ""
-        constants += [ADAPTERS_BY_CONSTANTS] * (adapted is not None)
-        times = adapted or times
+        if adapted is not None:
+            times = adapted
+            constants.append(ADAPTERS_BY_CONSTANTS)
     if workload.images is not None:
         untimed["images"] = "the encoder" if machine.model.vision is None else ""
     if machine.model.decode_context_parallel_size > 1:

@@ -77,6 +77,8 @@ class Setup:
     base: Policy
     """The built-in policy that `policy` is or is based on, with all limits set."""
     machine: Machine
+    times: FeatureTimes
+    """Step times of this run, and their label."""
     options: Options
     pipeline: Pipeline
     pool: Pool
@@ -110,6 +112,7 @@ class Setup:
             policy=policy,
             base=base,
             machine=machine,
+            times=feature_times(machine, base, workload),
             options=options,
             pipeline=Pipeline.of(machine.model, release_of(base)),
             pool=pool,
@@ -154,11 +157,6 @@ class Setup:
     def recorded_hashes(self) -> Ragged[np.int64]:
         """Return the prompt hashes of all requests, for a recording."""
         return recorded_hashes(self.workload, self.base, self.layout, self.demand, self.rows)
-
-    @property
-    def times(self) -> FeatureTimes:
-        """Step times of this run, and their label."""
-        return feature_times(self.machine, self.base, self.workload)
 
     def meta(self, step_time: StepTimeModel, failures: Mapping[str, int]) -> Meta:
         """Return the metadata of a server's finished run.

@@ -35,8 +35,9 @@ FASTEST = CHOSEN != "interpreted" and find_spec("numba") is not None
 
 
 def both_engines(files: Sequence[Path]) -> list[Any]:
-    """What parameters `workload` and `compiled` should be: every workload interpreted, where asserts are checked, and
-    those in `covering` compiled. With all that is slow, every workload is also compiled.
+    """Return the parameters `workload` and `compiled` of a test that runs every workload interpreted, with its asserts.
+
+    The workloads in `covering` are also compiled. Slow tests compile every workload.
     """
     compiled_always = {*covering(files), *files[::4]}
     return [

@@ -84,9 +84,7 @@ class Mutation:
         return {path: ast.unparse(patterns.replace(trees[path], edit)) for path, edit in edits.items()}
 
     def _aim(self, defined: list[tuple[str, str, ast.FunctionDef]]) -> tuple[list[_Place], Found, Mapping[str, Found]]:
-        """Find the place of each hunk among functions, and what names stand for: those of the package, and by function
-        its own.
-        """
+        """Find the function of each hunk, and the meaning of names: in the package, and in each function."""
         places: list[_Place] = []
         shared: Found = {}
         local: defaultdict[str, Found] = defaultdict(dict)

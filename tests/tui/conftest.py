@@ -75,7 +75,7 @@ def _style_sheets_are_read_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _slots_are_counted_once() -> Iterator[None]:
-    """Whoever shows a recording again counts the same; counting is half of what opening the shipped ones takes."""
+    """Count the slots of each recording once per process. This is half of the time to open one."""
     known: dict[tuple[int, ...], tuple[Recording, Waste]] = {}
 
     def count_once(replay: Replay) -> Waste:
