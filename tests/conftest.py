@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 from kvsim.calibration.prior import vllm_prior
 from kvsim.hardware import find_gpu
@@ -38,6 +39,10 @@ PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", PATIENT, derandomize=True)
 settings.register_profile("search", PATIENT, print_blob=True)
 settings.load_profile("repeatable")
+# Hypothesis would also draw numbers that occur in the modules imported so far: a test that runs alone would get other
+# examples, and every process would read all modules for seconds.
+assert hasattr(providers, "is_local_module_file")
+providers.is_local_module_file = lambda _path: False
 
 # Few of the objects that a test makes are garbage in a cycle, and none that was there before; looking for such took a
 # fourteenth of all the time.

@@ -468,7 +468,9 @@ class Sequence(Bucketed):
     handed_tokens: Small = 0
     """Number of known tokens at the last admission, which the scheduler sent to the model runner."""
     computed: Small = 0
-    """Number of tokens scheduled to be computed. With async scheduling, it may exceed `num_tokens`."""
+    """Number of tokens scheduled to be computed. With async scheduling, it may exceed `num_tokens`. It is below 0 after
+    more padding drafts were rejected than tokens were computed, see `drafting.commit`.
+    """
     placeholders: Small = 0
     """Number of output tokens that steps in flight will yield."""
     decodes_from: Small = 0

@@ -479,9 +479,11 @@ def _commit(engine: Engine) -> None:
         sequence.computed += engine.batch_tokens[index]
         if settings.counts_flight:
             in_flight.add_tokens(engine, state.next_launched, sequence, engine.batch_tokens[index])
-        # The step writes the slots of rejected drafts again, which `written` counts already.
-        state.written -= sequence.rejected * settings.token_slots
-        sequence.rejected = 0
+        # The step writes the slots of rejected drafts again, which `written` counts already. Padding drafts that were
+        # cut off are rejected too, so `computed` may be below 0: the tokens up to 0 stay rejected.
+        rejected = max(-sequence.computed, 0)
+        state.written += (rejected - sequence.rejected) * settings.token_slots
+        sequence.rejected = rejected
         sequence.is_chunk = True
         if sequence.computed >= sequence.num_tokens + sequence.placeholders:
             sequence.is_chunk = False

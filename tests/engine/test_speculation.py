@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvsim.cli.answer import failure_notes
@@ -255,6 +255,15 @@ def test_an_answer_ends_where_it_should_whatever_was_right(compiled: bool) -> No
     seed=st.integers(0, 50),
     max_num_batched_tokens=st.sampled_from([9, 64, 16384]),
     long_prefill_token_threshold=st.sampled_from([0, 2]),
+)
+@example(  # fewer than 0 tokens stay computed: the threshold cuts padding drafts, and all of them are rejected
+    num_tokens=5,
+    rate=0.0,
+    block_size=1,
+    capacity=120,
+    seed=0,
+    max_num_batched_tokens=64,
+    long_prefill_token_threshold=2,
 )
 def test_each_request_gets_its_tokens_and_slots_add_up(
     num_tokens: int, rate: float, block_size: int, capacity: int, seed: int, make_machine: MakeMachine, **others: object
