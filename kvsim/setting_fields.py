@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
+from numbers import Integral, Number
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -142,6 +143,18 @@ def check_settings(settings: Any) -> None:
             if not isinstance(value, str) or value not in choices:
                 raise UsageError(f"{each.name} should be one of {', '.join(choices)}, not {shortened(value)}.")
             object.__setattr__(settings, each.name, choices[value])
+
+
+def whole_number(name: str, value: object, *, at_least: int = 1) -> int:
+    """Return `value`, an integer of Python or NumPy, as an `int`. `name` is that of the setting.
+
+    Raises:
+        UsageError: it is no integer, is True or False, or is below `at_least`.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
+        shown = str(value) if isinstance(value, Number) else shortened(value)
+        raise UsageError(f"{name} is {shown}; it must be an integer of at least {at_least}.")
+    return int(value)
 
 
 def values_of(settings: Any) -> dict[str, Any]:

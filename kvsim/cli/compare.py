@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -186,10 +187,11 @@ def _print_comparison(
         echo(f"{summary.policy}: {verdict_of(summary).sentence}")
     if clock == "one":
         click.echo("every policy with the step times of one engine, vLLM's; --times own gives each its own")
-    each = ", ".join(f"{summary.policy} {rate:,.0f}" for summary, rate in zip(summaries, ample, strict=True))
     below = [*notes, *scenario.notes]
     below += [note for recording in recordings for note in failure_notes([recording.meta])]
-    below.append(f"with memory for everything, tokens per second: {each}; what differs then is not memory")
+    if not any(map(math.isnan, ample)):  # NaN: nothing is served however large the memory is
+        each = ", ".join(f"{summary.policy} {rate:,.0f}" for summary, rate in zip(summaries, ample, strict=True))
+        below.append(f"with memory for everything, tokens per second: {each}; what differs then is not memory")
     print_summaries(
         f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory",
         recordings,

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine_flags import FIND, engine_limits, memory_of
 from kvsim.cli.show import echo, print_table
-from kvsim.display.text import size_words
+from kvsim.cli.size_rows import term_rows
 from kvsim.errors import BudgetError
+from kvsim.sizing.budget_terms import BudgetTerm
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
@@ -53,10 +54,10 @@ def print_no_start(error: BudgetError, title: str, found: list[StartingSettings]
     """Print the error, the terms of the memory budget, and the changes with which the server starts."""
     echo(f"kvsim: {error}", err=True)
     on_one = "on each GPU" if " x " in title else ""
-    rows = [(label, size_words(num_bytes), on_one, why) for label, num_bytes, why in error.account]
-    left = sum(num_bytes for _, num_bytes, _ in error.account)
-    rows.append(("left for the cache", size_words(left), on_one, f'vLLM\'s log then says: "{_logged(error)}"'))
-    print_table(title, ["", "", "", "why"], rows, figures=(1,), note=change_words(found))
+    terms = [BudgetTerm(*term) for term in error.account]
+    left = sum(term.size_bytes for term in terms)
+    terms.append(BudgetTerm("left for the cache", left, f'vLLM\'s log then says: "{_logged(error)}"'))
+    print_table(title, ["", "", "", "why"], term_rows(terms, on_one), figures=(1,), note=change_words(found))
 
 
 def _logged(error: BudgetError) -> str:

@@ -15,15 +15,15 @@ from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table
 from kvsim.cli.size_figures import document, other_layouts, release_of, sequences_at_once, unmeasured
 from kvsim.cli.size_image import image_of, image_rows
-from kvsim.cli.size_rows import block_rows, num_gpus, other_layout_rows, place_of, pool_rows, rank_rows
+from kvsim.cli.size_rows import block_rows, num_gpus, other_layout_rows, place_of, pool_rows, rank_rows, term_rows
 from kvsim.cli.size_sleep import sleep_rows
 from kvsim.cli.size_verdict import verdict
-from kvsim.display.text import size_words
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.reasons import caching_words
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.policies import EVERY_POLICY, Radix
 from kvsim.policies.releases import rules_of
+from kvsim.sizing.budget_terms import BudgetTerm
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
@@ -176,8 +176,7 @@ def _print(
 ) -> None:
     num_sequences, how_held = sequences_at_once(budget, policy, tokens)
     on_one = "on each GPU" if num_gpus(budget) > 1 else ""
-    rows = [(term.label, size_words(term.size_bytes), on_one, term.why) for term in budget.terms]
-    rows.append(("KV cache", size_words(budget.kv_bytes), on_one, "what is left, in whole blocks"))
+    rows = term_rows([*budget.terms, BudgetTerm("KV cache", budget.kv_bytes, "what is left, in whole blocks")], on_one)
     rows += [(f"  {row[0]}", *row[1:]) for row in block_rows(budget, on_one)]
     rows += pool_rows(budget, logs_longest=rules_of(release_of(flags)).logs_longest)
     unit = "sequences" if policy != "static" else "rows"

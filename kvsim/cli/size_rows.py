@@ -1,4 +1,4 @@
-"""Rows of `kvsim size` about blocks: what one block holds, the size of the pool, and other layouts of the same memory.
+"""Rows of `kvsim size`: terms of the memory, what one block holds, the size of the pool, and other layouts of it.
 
 A row has a label, a value, what the value refers to, and a reason.
 """
@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from kvsim.cli.size_figures import other_layouts
 from kvsim.cli.size_verdict import draft_bytes_per_block
-from kvsim.display.text import plural, size_words
+from kvsim.display.text import plural, size_column, size_words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from kvsim.kv_groups import KVCacheGroup
     from kvsim.sizing.budget import Budget
+    from kvsim.sizing.budget_terms import BudgetTerm
 
 Row: TypeAlias = tuple[str, str, str, str]
 
@@ -28,6 +31,12 @@ def place_of(budget: Budget) -> str:
     one GPU.
     """
     return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if num_gpus(budget) > 1 else ""
+
+
+def term_rows(terms: Sequence[BudgetTerm], on_one: str) -> list[Row]:
+    """Return the rows of terms that add up, all in the same unit."""
+    sizes = size_column(term.size_bytes for term in terms)
+    return [(term.label, size, on_one, term.why) for term, size in zip(terms, sizes, strict=True)]
 
 
 def block_rows(budget: Budget, on_one: str) -> list[Row]:

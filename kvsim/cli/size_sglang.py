@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from kvsim.cli.machine_flags import memory_of, title_of
 from kvsim.cli.options import settings_from
 from kvsim.cli.show import echo, print_json, print_table
+from kvsim.cli.size_rows import term_rows
 from kvsim.display.text import size_words
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.sglang_pools import SlotLayers
 from kvsim.policies import RadixSettings
 from kvsim.policies.sglang import NO_WINDOWS
+from kvsim.sizing.budget_terms import BudgetTerm
 from kvsim.sizing.sglang_budget import DEFAULT_RATIO, plan_slots
 
 if TYPE_CHECKING:
@@ -42,15 +44,14 @@ def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *,
     echo(f"{num_sequences:,} sequences of {tokens:,} tokens fit at once, in {slots.num_slots:,} slots.")
     on_one = "on each GPU" if model.tensor_parallel_size > 1 else ""
     print_table(f"SGLang: {title_of(gpu, model)}", ["", "", "", "why"], [
-        *((term.label, size_words(term.size_bytes), on_one, term.why) for term in slots.terms),
-        ("KV cache", size_words(slots.kv_bytes), on_one, "what is left"),
+        *term_rows([*slots.terms, BudgetTerm("KV cache", slots.kv_bytes, "what is left")], on_one),
         *_slot_rows(slots, on_one),
         *([] if host is None else host.rows(on_one)),
     ], figures=(1,))  # fmt: skip
     if blocks is not None:
+        left = BudgetTerm("KV cache", blocks.kv_bytes, "what is left, in whole blocks")
         print_table("vLLM, on the same machine", ["", "", "", "why"], [
-            *((term.label, size_words(term.size_bytes), on_one, term.why) for term in blocks.terms),
-            ("KV cache", size_words(blocks.kv_bytes), on_one, "what is left, in whole blocks"),
+            *term_rows([*blocks.terms, left], on_one),
             ("tokens", f"{blocks.capacity_tokens:,}", "", f"in {blocks.num_usable_blocks:,} blocks"),
         ], figures=(1,))  # fmt: skip
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -64,6 +64,13 @@ def size_words(num_bytes: float) -> str:
         if abs(num_bytes) >= scale:
             return f"{num_bytes / scale:,.2f} {unit}"
     return f"{num_bytes:,.0f} B"
+
+
+def size_column(sizes: Iterable[float]) -> list[str]:
+    """Format numbers of bytes in one unit, so that they can be added: GiB, or MiB if all are below 1 GiB."""
+    sizes = list(sizes)
+    unit, scale = ("GiB", 1 << 30) if max(map(abs, sizes), default=0) >= 1 << 30 else ("MiB", 1 << 20)
+    return [f"{round(size / scale, 2) + 0.0:,.2f} {unit}" for size in sizes]  # + 0.0: no minus before 0.00
 
 
 def abridged(text: str, length: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from kvsim.fitting.vllm_server import Server
 from kvsim.machines import DRAFTS_BY_CONSTANTS
 
 if TYPE_CHECKING:
+    from kvsim.fitting.outcome import Outcome
     from kvsim.fitting.search import Search
 
 _SAME = 0.02
@@ -28,21 +30,29 @@ def without_drafts(found: Answer, search: Search) -> Answer | None:
 def drafts_words(found: Answer, plain: Answer) -> str:
     """Describe how drafts change the outcome of the load, and how many blocks they cost. `plain` is the answer without
     drafts.
+
+    An outcome may have no rate or no TPOT (NaN): no request is served, or each has a single output token.
     """
     assert isinstance(found.server, Server)
     assert isinstance(plain.server, Server)
+    blocks, all_blocks = found.server.budget().num_blocks, plain.server.budget().num_blocks
+    cost = f"they cost {all_blocks - blocks:,} of {all_blocks:,} blocks."
     drafted, usual = found.outcome, plain.outcome
     faster, latency = drafted.output_tokens_per_s / usual.output_tokens_per_s - 1, drafted.tpot_s.p50 / usual.tpot_s.p50
-    gain = faster if abs(faster) > _SAME else 1 / latency - 1
+    if math.isnan(faster):
+        return f"Whether drafts help is unknown, because no request is served; {cost}"
+    gain = faster if abs(faster) > _SAME or math.isnan(latency) else 1 / latency - 1
     verdict = "change little for" if abs(gain) <= _SAME else "help" if gain > 0 else "do not help"
-    blocks, all_blocks = found.server.budget().num_blocks, plain.server.budget().num_blocks
     drafting = found.server.drafting
     accepted = "as vLLM draws them" if drafting and drafting.synthetic_rates else found.server.acceptance
     is_untimed = DRAFTS_BY_CONSTANTS not in drafted.label
     bound = " The time of drafting itself is not counted, so this is an upper bound." if is_untimed else ""
     return (
         f"Drafts {verdict} this load: {drafted.output_tokens_per_s:,.0f} output tokens/s and a TPOT of "
-        f"{1e3 * drafted.tpot_s.p50:.1f} ms (p50), without them {usual.output_tokens_per_s:,.0f} and "
-        f"{1e3 * usual.tpot_s.p50:.1f} ms; they cost {all_blocks - blocks:,} of {all_blocks:,} blocks. Accepted: "
+        f"{_tpot(drafted)} (p50), without them {usual.output_tokens_per_s:,.0f} and {_tpot(usual)}; {cost} Accepted: "
         f"{accepted}.{bound}"
     )
+
+
+def _tpot(outcome: Outcome) -> str:
+    return "–" if math.isnan(outcome.tpot_s.p50) else f"{1e3 * outcome.tpot_s.p50:.1f} ms"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from kvsim.engine.paged.prefix_keys import prompt_keys
-from kvsim.metrics.steady import Steadiness, SteadyPart
+from kvsim.metrics.steady import FEWEST_REQUESTS, Steadiness, SteadyPart
 from kvsim.recording import RequestStatus
 from kvsim.workload import Images, Ragged, Turns, Workload
 from kvsim.workload.request_rules import SCALAR_COLUMNS
@@ -77,7 +77,8 @@ class Load:
         times = min(max(_ENOUGH * part.running_s / part.arriving_s, 2.0), _MOST_AT_ONCE)
         if now >= most:
             return None
-        return replace(self, workload=repeated(self.workload, min(int(np.ceil(now * times)), most)))
+        wanted = max(int(np.ceil(now * times)), FEWEST_REQUESTS)  # fewer have no rate
+        return replace(self, workload=repeated(self.workload, min(wanted, most)))
 
     @property
     def is_judged_steady(self) -> bool:

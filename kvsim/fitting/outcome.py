@@ -207,11 +207,11 @@ def price_words(before: Outcome, after: Outcome) -> str:
         ("TTFT", before.ttft_s.p99, after.ttft_s.p99),
         ("TPOT", before.tpot_s.p99, after.tpot_s.p99),
     ):
-        if new > _PRICE * old:
+        if new > _PRICE * old > 0:
             found.append(f"{name} p99 {new / old:.1f} times as long")
-    less = 1 - after.output_tokens_per_s / before.output_tokens_per_s
-    if less > _MENTIONED_LOSS:
-        found.append(f"{100 * less:.0f} % less output")
+    old, new = before.output_tokens_per_s, after.output_tokens_per_s
+    if new < (1 - _MENTIONED_LOSS) * old:
+        found.append(f"{100 * (1 - new / old):.0f} % less output")
     return f"at the price of {' and '.join(found)}" if found else ""
 
 
@@ -284,7 +284,12 @@ def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...
 
 
 def _overload(load: Load, arrival_s: np.ndarray, wait_s: np.ndarray) -> float:
-    """Return the growth of the queueing time in seconds per second, from the waits of early and of late requests."""
+    """Return the growth of the queueing time in seconds per second, from the waits of early and of late requests.
+
+    A request whose wait is unknown (NaN) is left out.
+    """
+    is_known = ~np.isnan(wait_s)
+    arrival_s, wait_s = arrival_s[is_known], wait_s[is_known]
     if load.users is not None or len(wait_s) < _FEWEST_WAITS:
         return 0.0
     order = np.argsort(arrival_s, kind="stable")

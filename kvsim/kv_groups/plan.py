@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from kvsim.errors import BudgetError, UsageError
 from kvsim.kv_groups.grouping import group_layers, pipeline_stages
 from kvsim.kv_groups.specs import CacheSettings, as_full, layer_specs
+from kvsim.setting_fields import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,11 +71,9 @@ class CachePlan:
         decode.
 
         Raises:
-            UsageError: `num_tokens` is below 1.
+            UsageError: `num_tokens` is not an integer of at least 1.
         """
-        if num_tokens < 1:
-            raise UsageError(f"tokens is {num_tokens}; it must be a whole number of at least 1.")
-        return (self.num_blocks - 1) // self.layout.held_blocks(num_tokens)
+        return (self.num_blocks - 1) // self.layout.held_blocks(whole_number("tokens", num_tokens))
 
 
 def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:

@@ -14,6 +14,7 @@ from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, MambaMode
 from kvsim.models.cache_bytes import element_bytes
 from kvsim.models.layers import ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
+from kvsim.setting_fields import whole_number
 
 if TYPE_CHECKING:
     from kvsim.models import Model
@@ -98,6 +99,19 @@ class CacheSettings:
     draft_layers: tuple[Layer, ...] = ()
     """Layers of the draft model. They come after the layers of the model, on its last pipeline stage."""
 
+    def __post_init__(self) -> None:
+        """Check the numbers of tokens, and convert those of NumPy.
+
+        Raises:
+            UsageError: one is not an integer of at least 1; `num_speculative_tokens` may be 0.
+        """
+        for name in ("max_model_len", "max_num_batched_tokens", "block_size", "hash_block_size", "mla_block_size"):
+            value = getattr(self, name)
+            if value is not None or name.startswith("max"):
+                object.__setattr__(self, name, whole_number(name, value))
+        drafts = whole_number("num_speculative_tokens", self.num_speculative_tokens, at_least=0)
+        object.__setattr__(self, "num_speculative_tokens", drafts)
+
     def caches_prefixes(self, model: Model) -> bool:
         """Tell whether prefixes of `model` are cached."""
         return not model.recurrent_layers if self.enable_prefix_caching is None else self.enable_prefix_caching
@@ -111,12 +125,7 @@ class CacheSettings:
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
-    """Return the specs of every layer of `model`, in vLLM's order. A layer with several caches has several specs.
-
-    Raises:
-        UsageError: a number of tokens in `settings` is not a whole number of at least 1.
-    """
-    _check(settings)
+    """Return the specs of every layer of `model`, in vLLM's order. A layer with several caches has several specs."""
     block_size = _block_size(model, settings)
     recurrent = model.recurrent_layers
     every = (*model.layers, *((layer,) for layer in settings.draft_layers))
@@ -136,13 +145,6 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
         )
         for caches in every
     )
-
-
-def _check(settings: CacheSettings) -> None:
-    for name in ("max_model_len", "max_num_batched_tokens", "block_size", "hash_block_size", "mla_block_size"):
-        value = getattr(settings, name)
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise UsageError(f"{name} is {value}; it must be a whole number of at least 1.")
 
 
 def check_length(model: Model, max_model_len: int | None) -> None:

@@ -89,7 +89,7 @@ class EventFollower:
             for window in self._windows:
                 window.apply(event)
         except (LookupError, ValueError, TypeError) as error:
-            raise RecordingError(f"{event[0]!r} does not follow from the events before it: {error}") from error
+            raise RecordingError(f"{event[0]!r} {eventlog.not_following(error)}") from error
         self._unweighed_bytes += len(text)
         if self._unweighed_bytes > _WEIGHED_BYTES:
             self._unweighed_bytes = 0

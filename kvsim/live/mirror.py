@@ -300,4 +300,4 @@ def _outputs_of(image: int, requests: dict[int, _LiveRequest]) -> int:
         for number, _, tokens, *ranges in request.images:
             if number == image:
                 return sum(ranges[0][1::2]) if ranges else tokens
-    raise KeyError(f"no request has image {image}")
+    raise LookupError(f"no request has image {image}")

@@ -73,7 +73,7 @@ def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
 
 
 def whole_percents(*parts: float) -> list[int]:
-    """Round shares to whole percentages that add up to 100.
+    """Round shares to whole percentages that add up to 100; all are 0 if the shares are.
 
     All shares are rounded down, and the missing percents go to the shares that lost most.
     """

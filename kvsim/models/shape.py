@@ -18,6 +18,7 @@ from kvsim.models.layers import Attention, ChunkedLocal, FullAttention, Indexer,
 from kvsim.models.shape_fields import read_shape
 from kvsim.models.vision import VisionTower
 from kvsim.models.weights import Quantization, stored_bytes
+from kvsim.setting_fields import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -165,8 +166,8 @@ class Model:
             ("decode_context_parallel_size", decode_context_parallel_size),
         ):
             if size is not None:
-                self._check_size(name, size)
-                changes[name] = size
+                changes[name] = whole_number(name, size)
+                self._check_divides(name, changes[name])
         if enable_expert_parallel is not None:
             changes["enable_expert_parallel"] = enable_expert_parallel
         served = replace(self, **changes)
@@ -208,9 +209,7 @@ class Model:
                 f"divide the {' and '.join(f'{each:,}' for each in sorted(sizes))} bytes of a layer of {self.name}."
             )
 
-    def _check_size(self, name: str, size: int) -> None:
-        if not (isinstance(size, int) and size >= 1):
-            raise UsageError(f"{name} is {size}; it must be a whole number of at least 1.")
+    def _check_divides(self, name: str, size: int) -> None:
         if name == "tensor_parallel_size" and self.num_attention_heads % size:
             raise UsageError(
                 f"tensor_parallel_size is {size}; it must divide the {self.num_attention_heads} attention heads of "

@@ -324,6 +324,11 @@ class CustomPolicy(Protocol):
         return self.cache.block_size
 
 
+_DERIVED = {
+    "max_model_len": "scheduler = ContinuousSettings(max_model_len=...)",
+    "unit_tokens": "cache = PagedSettings(block_size=...)",
+}
+"""Attributes of a custom policy that follow from its settings, and the way to set them."""
 _ATTRIBUTES = {"name": str, "scheduler": ContinuousSettings, "cache": PagedSettings, "allocator": object}
 """Types of the attributes of a custom policy."""
 
@@ -389,7 +394,7 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Refuse a policy with an attribute of a wrong type, and one with a method that is never called.
+    """Refuse a policy with an attribute of a wrong type, and one with an attribute or method that is never used.
 
     A method of the policy or of its allocator is never called if its name is misspelt. A name counts as misspelt if it
     is close to that of a method that kvsim calls.
@@ -402,6 +407,9 @@ def check_hooks(policy: CustomPolicy) -> None:
 
 def _check_attributes(policy: CustomPolicy) -> None:
     owner = type(policy).__name__
+    for name, way in _DERIVED.items():
+        if overrides(policy, name):
+            raise UsageError(f"{owner}.{name} has no effect; set it with {way}.")
     for name, kind in _ATTRIBUTES.items():
         try:
             value = getattr(policy, name)

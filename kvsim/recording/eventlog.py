@@ -83,8 +83,15 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:
     try:
         _report(builder, event)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
-        reason = reason_of(error, "it is of another kind")
-        raise RecordingError(f"{shortened(event)} does not follow from the events before it: {reason}.") from error
+        raise RecordingError(f"{shortened(event)} {not_following(error)}.") from error
+
+
+def not_following(error: Exception) -> str:
+    """Return words on an event that raised `error`, because it does not follow from the events before it."""
+    reason = reason_of(error, "it is of another kind")
+    if isinstance(error, KeyError):  # its message is the key alone
+        reason = f"nothing has the number {reason}"
+    return f"does not follow from the events before it: {reason}"
 
 
 def _report(builder: RecordingBuilder, event: list[Any]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvsim.display.text import html_text, size_words
+from kvsim.display.text import html_text, size_column, size_words
 from kvsim.errors import BudgetError
 from kvsim.hardware import GIB
 from kvsim.kv_groups import (
@@ -22,6 +22,7 @@ from kvsim.kv_groups import (
     pipeline_stages,
     plan_cache,
 )
+from kvsim.setting_fields import whole_number
 from kvsim.sizing.budget_terms import (
     BudgetTerm,
     added_terms,
@@ -30,7 +31,7 @@ from kvsim.sizing.budget_terms import (
     overhead_terms,
     weight_terms,
 )
-from kvsim.sizing.pool_settings import PoolSettings, check_count
+from kvsim.sizing.pool_settings import PoolSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +60,8 @@ class Budget:
         return f"<Budget: {self.gpu.name}, {self.model.name}: {pool}>"
 
     def _repr_html_(self) -> str:
-        cells = ((term.label, f"{term.size_bytes / GIB:,.2f} GiB", term.why) for term in self.terms)
+        sizes = size_column(term.size_bytes for term in self.terms)
+        cells = ((term.label, size, term.why) for term, size in zip(self.terms, sizes, strict=True))
         lines = "".join(f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in line)}</tr>" for line in cells)
         return f"<p>{html_text(repr(self))}</p><table>{lines}</table>"
 
@@ -105,7 +107,6 @@ class Budget:
 
     def max_sequences(self, tokens: int) -> int:
         """Return the number of sequences of `tokens` tokens that can decode at once. Each takes whole blocks."""
-        check_count("tokens", tokens)
         return self.plan.max_sequences(tokens)
 
     def with_full_layers(self) -> CachePlan | None:
@@ -136,10 +137,8 @@ class Budget:
 
 def blocks_for(kv_memory_bytes: int, model: Model, block_size: int) -> int:
     """Return how many blocks of `block_size` tokens fit into `kv_memory_bytes` on each GPU, null block included."""
-    check_count("kv_memory_bytes", kv_memory_bytes)
-    check_count("block_size", block_size)
     settings = CacheSettings(max_model_len=model.max_position_embeddings, block_size=block_size)
-    return kv_memory_bytes // cache_layout(model, settings).bytes_per_block
+    return whole_number("kv_memory_bytes", kv_memory_bytes) // cache_layout(model, settings).bytes_per_block
 
 
 def plan_budget(gpu: Gpu, model: Model, settings: PoolSettings | None = None) -> Budget:
@@ -155,7 +154,6 @@ def plan_budget(gpu: Gpu, model: Model, settings: PoolSettings | None = None) ->
         BudgetError: the weights do not fit, or no memory is left for blocks.
     """
     settings = settings or PoolSettings()
-    settings.check()
     cache, additions = settings.of_cache(gpu, model), added_terms(model, settings)
     if settings.num_blocks is not None or settings.kv_memory_bytes is not None:
         stages = _with_stated_pool(gpu, model, settings, cache, additions)
@@ -242,10 +240,8 @@ def _fill(
 
 def _stated(settings: PoolSettings, block_bytes: int) -> BudgetTerm:
     if settings.kv_memory_bytes is not None:
-        check_count("kv_memory_bytes", settings.kv_memory_bytes)
         return BudgetTerm("KV memory", settings.kv_memory_bytes, "as stated; nothing is estimated")
     count = settings.num_blocks or 0
-    check_count("num_blocks", count)
     return BudgetTerm("KV memory", count * block_bytes, f"{count:,} blocks, as stated; nothing is estimated")
 
 
@@ -266,8 +262,8 @@ def _check_weights_fit(gpu: Gpu, model: Model, stage: _StageBudget) -> None:
 
 
 def _nothing_left(gpu: Gpu, model: Model, terms: Sequence[BudgetTerm], block_bytes: int) -> str:
-    listed = ", ".join(f"{term.label} {size_words(term.size_bytes)}" for term in terms)
-    left = size_words(sum(term.size_bytes for term in terms))
+    *sizes, left = size_column([*(term.size_bytes for term in terms), sum(term.size_bytes for term in terms)])
+    listed = ", ".join(f"{term.label} {size}" for term, size in zip(terms, sizes, strict=True))
     return (
         f"too little memory is left on {gpu.name} for the KV cache of {model.name}: {listed} make {left}, and two "
         f"blocks take {size_words(2 * block_bytes)}; a larger GPU, a higher --gpu-memory-utilization or "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheSettings
 from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
+from kvsim.setting_fields import whole_number
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
@@ -85,26 +85,22 @@ class PoolSettings:
             draft_layers=() if self.drafter is None else self.drafter.layers,
         )
 
-    def check(self) -> None:
-        """Check the share of the GPU's memory, `max_num_seqs` and `max_num_batched_tokens`.
+    def __post_init__(self) -> None:
+        """Check the share of the GPU's memory, the limits, and the size of the pool; convert numbers of NumPy.
 
         Raises:
-            UsageError: the share or a limit is out of range.
+            UsageError: a value is out of range.
         """
         share = self.gpu_memory_utilization
         if not 0 < share <= 1:
             raise UsageError(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1.")
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            check_count(name, getattr(self, name))
+        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_memory_bytes", "num_blocks"):
+            value = getattr(self, name)
+            if value is not None or name.startswith("max"):
+                object.__setattr__(self, name, whole_number(name, value))
 
 
 def _mla_block_size(gpu: Gpu) -> int | None:
     if gpu.architecture.startswith("Hopper"):
         return None
     return FLASHINFER_MLA_BLOCK if gpu.architecture.startswith("Blackwell GB100") else BACKEND_BLOCK
-
-
-def check_count(name: str, value: float) -> None:
-    """Raise a `UsageError` if `value` is not a whole number of at least 1. `name` is that of the setting."""
-    if not (1 <= value < math.inf and value == int(value)):
-        raise UsageError(f"{name} is {value}; it must be a whole number of at least 1.")

@@ -106,3 +106,32 @@ def test_the_gain_of_drafts_whose_time_was_not_measured_is_an_upper_bound(type_c
     code, output, _ = type_command("fit", *load.split(), "--points", "0", "--speculative-config", told)
     assert code == 0
     assert "The time of drafting itself is not counted, so this is an upper bound." in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("0,9000,1", "Whether drafts help is unknown, because no request is served; they cost "),
+        ("0,90,1", " and a TPOT of – (p50), without them "),
+    ],
+)
+def test_drafts_that_serve_nothing_or_save_nothing_have_words(
+    type_command: Run, tmp_path: Path, row: str, words: str
+) -> None:
+    (tmp_path / "w.csv").write_text(f"arrival_s,prompt_tokens,output_tokens\n{row}\n1.9,9000,1\n")
+    told = '{"method": "eagle3", "model": "a head", "num_speculative_tokens": 3}'
+    machine = ("--model", "Meta-Llama-3-8B", "--gpu", "H200", "--max-model-len", "4096", "--jobs", "1")
+    drafts = ("--workload", "w.csv", "--points", "0", "--speculative-config", told, "--acceptance", "0.9")
+    code, output, _ = type_command("fit", *machine, *drafts)
+    assert code == 0
+    assert words in output
+    assert "nan" not in output
+
+
+def test_policies_that_serve_nothing_are_compared_without_numbers(type_command: Run, tmp_path: Path) -> None:
+    (tmp_path / "w.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9000,1\n")
+    flags = ("--workload", "w.csv", "--refuse-misfits", "--max-model-len", "4096")
+    code, output, _ = type_command("compare", *flags)
+    assert code == 0
+    assert "paged: No time passes. 0 of 1 request is served" in output
+    assert "nan" not in output

@@ -42,10 +42,9 @@ def test_the_reason_comes_first_and_every_remedy_starts(case: str, type_command:
 
 def test_the_account_adds_up(type_command: Run) -> None:
     output = type_command("size", *SHARE)[1]
-    figures = [
-        float(size.replace(",", "")) / (1024 if unit == "MiB" else 1)
-        for size, unit in re.findall(r"^ [\w ]+? +(-?[\d,.]+) (GiB|MiB) ", output, re.MULTILINE)
-    ]
+    terms = re.findall(r"^ [\w ]+? +(-?[\d,.]+) (\w?i?B) ", output, re.MULTILINE)
+    assert {unit for _, unit in terms} == {"GiB"}
+    figures = [float(size.replace(",", "")) for size, _ in terms]
     assert sum(figures[:-1]) == pytest.approx(figures[-1], abs=0.02)
     assert figures[-1] < 0
 

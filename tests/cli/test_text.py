@@ -24,6 +24,7 @@ from kvsim.display.text import (
     printable_lines,
     printable_values,
     script_json,
+    size_column,
 )
 from kvsim.plots import FIGURES, film_of, save
 from kvsim.plots.film_page import page_of
@@ -217,3 +218,9 @@ def test_names_are_kept_as_they_are_where_nobody_looks(evil: Path) -> None:
     assert recording.requests.id[3] == f"{EVIL}3"
     assert recording.meta.gpu == EVIL
     assert html_text("<a>") == "&lt;a&gt;"
+
+
+def test_sizes_of_a_column_have_the_unit_of_the_largest() -> None:
+    assert size_column([79 << 30, -(358 << 20), -1500]) == ["79.00 GiB", "-0.35 GiB", "0.00 GiB"]
+    assert size_column([512 << 20, -(3 << 19)]) == ["512.00 MiB", "-1.50 MiB"]
+    assert size_column([]) == []

@@ -19,16 +19,17 @@ from kvsim.fitting import search as search_module
 from kvsim.fitting.goal import TOO_SHORT
 from kvsim.fitting.largest import largest_load
 from kvsim.fitting.limit import limit_words
-from kvsim.fitting.outcome import price_words
+from kvsim.fitting.outcome import outcome_of, price_words
 from kvsim.fitting.search import Remedy, affordable, band_of, engine_for, figures_of
 from kvsim.hardware import find_gpu
 from kvsim.machines import Basis, class_of
 from kvsim.metrics import Distribution
 from kvsim.metrics.run_verdict import Limit
-from kvsim.metrics.steady import Steadiness
+from kvsim.metrics.steady import FEWEST_REQUESTS, Steadiness, SteadyPart
 from kvsim.models import find_model, find_quantization
 from kvsim.plots.fit_frontier import draw_fit, frontier
 from kvsim.profiles.extrapolation import WatchedProfile
+from kvsim.simulation import measure
 from kvsim.steptime import Roofline
 from kvsim.workload import (
     AllAtOnce,
@@ -525,3 +526,30 @@ def test_a_fit_of_several_servers_is_compiled(monkeypatch: pytest.MonkeyPatch) -
         "auto",
         "compiled",
     ]
+
+
+def test_an_outcome_without_output_has_no_price_in_output() -> None:
+    none = Outcome(output_tokens_per_s=0.0, ttft_s=Distribution(mean=0.0, p50=0.0, p90=0.0, p99=0.0))
+    some = Outcome(output_tokens_per_s=5.0, ttft_s=Distribution(mean=1.0, p50=1.0, p90=1.0, p99=1.0))
+    assert price_words(none, some) == price_words(none, none) == price_words(Outcome(), some) == ""
+    assert price_words(some, none) == "at the price of 100 % less output"
+
+
+def test_an_unknown_wait_does_not_hide_an_overload() -> None:
+    load = rate(4 / run(server(30, max_num_seqs=1), rate(0.1, 12)).e2e_s.mean, 60)
+    machine, policy = server(30, max_num_seqs=1).machine(), server(30, max_num_seqs=1).policy()
+    measured = measure(load.workload, policy, machine, engine="interpreted")
+    waits = measured.requests.first_scheduled_s.copy()
+    waits[-1] = np.nan
+    unknown = replace(measured, requests=replace(measured.requests, first_scheduled_s=waits))
+    whole = outcome_of(load, [measured], machine).overload
+    assert outcome_of(load, [unknown], machine).overload == pytest.approx(whole, rel=0.1)
+    assert whole > 1
+
+
+def test_a_load_of_few_requests_gets_enough_for_a_rate_at_once() -> None:
+    load = rate(1, 2)
+    short = SteadyPart(steadiness=Steadiness.SHORT, arriving_s=1.0, running_s=0.1)
+    longer = load.longer(short)
+    assert longer is not None
+    assert len(longer.workload) == FEWEST_REQUESTS

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import lcm
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -216,3 +218,32 @@ def test_a_latent_has_no_size_in_nvfp4_and_serving_refuses_what_no_backend_takes
         bytes_per_token(Mla(kv_lora_rank=512, rope_dim=64, sparse=True), dtype="bfloat16", kv_cache_dtype="nvfp4")
     with pytest.raises(UsageError, match="int4_per_token_head is not for multi-head latent attention"):
         find_model("deepseek-v3").served(kv_cache_dtype="int4_per_token_head")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("max_model_len", True, "True; it must be an integer of at least 1"),
+        ("max_model_len", None, "None; it must be an integer of at least 1"),
+        ("max_num_batched_tokens", 8192.0, "8192.0; it must be an integer"),
+        ("block_size", 0, "0; it must be an integer of at least 1"),
+        ("hash_block_size", "16", "'16'; it must be an integer"),
+        ("num_speculative_tokens", -1, "-1; it must be an integer of at least 0"),
+        ("num_speculative_tokens", True, "True; it must be an integer of at least 0"),
+    ],
+)
+def test_a_number_of_tokens_that_is_none_is_refused(setting: str, value: object, words: str) -> None:
+    given: dict[str, Any] = {"max_model_len": 4096, setting: value}
+    with pytest.raises(UsageError, match=f"^{setting} is {words}"):
+        CacheSettings(**given)
+
+
+def test_integers_of_numpy_are_integers() -> None:
+    llama = find_model("llama-3-8b")
+    numbers: dict[str, Any] = {"max_model_len": np.int32(8192), "block_size": np.int64(1 << 20)}
+    layout = cache_layout(llama, CacheSettings(**numbers))
+    assert layout == cache_layout(llama, CacheSettings(max_model_len=8192, block_size=1 << 20))
+    assert type(layout.bytes_per_block) is int
+    assert llama.served(tensor_parallel_size=np.int64(2)) == llama.served(tensor_parallel_size=2)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="tensor_parallel_size is True; it must be an integer of at least 1"):
+        llama.served(tensor_parallel_size=True)

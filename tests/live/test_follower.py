@@ -437,6 +437,10 @@ def test_an_endless_line_ends_the_feed(monkeypatch: pytest.MonkeyPatch) -> None:
             "outside the",
         ),
         (BEGINNING + line("encoder", "compute", -1, 99), "'encoder' does not follow from the events before it"),
+        (
+            BEGINNING + line("end", 99, "finished", 1.0),
+            "'end' does not follow from the events before it: nothing has the number 99",
+        ),
         (line("refused", "16 viewers are connected, and no more are served"), "16 viewers are connected"),
     ],
 )

@@ -108,4 +108,4 @@ def check_agreement(workload: Workload, policy: Policy, num_blocks: int) -> None
 def test_shares_in_whole_percents_add_up() -> None:
     assert whole_percents(0.606, 0.296, 0.098) == [61, 29, 10]
     assert whole_percents(1.0, 1.0, 1.0) == [34, 33, 33]
-    assert whole_percents(0.0, 0.0) == [0, 0]
+    assert whole_percents(0.0, 0.0) == [0, 0], "no shares of nothing"

@@ -489,6 +489,11 @@ def test_a_policy_that_answers_with_something_else_is_a_sentence(
         ({"allocator": property(lambda _: 1 // 0)}, "Odd.allocator fails: ZeroDivisionError"),
         ({"scheduler": None}, "Odd.scheduler should be of type ContinuousSettings, not None"),
         ({"cache": {}}, "Odd.cache should be of type PagedSettings, not {}"),
+        ({"unit_tokens": 0}, r"Odd.unit_tokens has no effect; set it with cache = PagedSettings\(block_size=...\)"),
+        (
+            {"max_model_len": property(lambda _: "long"), "allocator": Numbered},
+            r"Odd.max_model_len has no effect; set it with scheduler = ContinuousSettings\(max_model_len=...\)",
+        ),
     ],
 )
 def test_an_attribute_of_another_type_is_a_sentence(

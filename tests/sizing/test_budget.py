@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,3 +195,16 @@ def test_heads_that_cannot_be_dealt_out_evenly_are_refused() -> None:
         LLAMA.served(tensor_parallel_size=3)
     with pytest.raises(UsageError, match="kv_memory_bytes"):
         blocks_for(0, LLAMA, 16)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_num_seqs", True), ("max_num_batched_tokens", 0), ("num_blocks", True), ("kv_memory_bytes", -1)],
+)
+def test_a_count_that_is_none_is_refused(setting: str, value: int) -> None:
+    with pytest.raises(UsageError, match=f"^{setting} is {value}; it must be an integer of at least 1"):
+        PoolSettings(**{setting: value})  # type: ignore[arg-type]
+    budget = plan_budget(H200, LLAMA, PoolSettings(**{setting: np.int64(1 << 32 if "bytes" in setting else 1024)}))
+    assert type(budget.num_blocks) is int
+    with pytest.raises(UsageError, match=r"^tokens is True; it must be an integer of at least 1"):
+        budget.max_sequences(True)

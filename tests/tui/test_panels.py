@@ -228,6 +228,16 @@ async def test_a_converter_that_fails_is_not_said_to_be_missing(
     assert (tmp_path / "tiny-step0.svg").read_text().startswith("<svg")
 
 
+def test_a_converter_that_does_not_end_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    converter = tmp_path / "rsvg-convert"
+    converter.write_text("#!/bin/sh\nexec sleep 60\n")
+    converter.chmod(0o755)
+    monkeypatch.setattr(picture_file.shutil, "which", lambda _: str(converter))
+    monkeypatch.setattr(picture_file, "_CONVERSION_S", 0.1)
+    with pytest.raises(UsageError, match=r"did not end within 0\.1 seconds; an SVG needs no converter"):
+        picture_file.png_of("<svg/>")
+
+
 @pytest.mark.skipif(shutil.which("rsvg-convert") is None, reason="needs rsvg-convert")
 async def test_a_png_has_its_letters_in_their_columns(make_app: Callable[..., KvsimApp], tiny: Recording) -> None:
     app = make_app(tiny)

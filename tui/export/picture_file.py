@@ -23,6 +23,8 @@ _NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
 )
 _PATIENCE: Final = 100
+_CONVERSION_S: Final = 60.0
+"""Longest time in seconds for a conversion, which takes about a second."""
 
 
 async def drawn(pilot: Pilot[None]) -> None:
@@ -45,15 +47,21 @@ def png_of(svg: str) -> bytes:
     """Return `svg` as PNG.
 
     Raises:
-        UsageError: no converter is installed, or the converter fails.
+        UsageError: no converter is installed, or the converter fails or does not end.
     """
     converter = shutil.which("rsvg-convert")
     if converter is None:
         raise UsageError(_NO_CONVERTER)
     try:
-        done = subprocess.run([converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=True)
+        done = subprocess.run(
+            [converter, "--zoom", "2"], input=svg.encode(), capture_output=True, check=True, timeout=_CONVERSION_S
+        )
     except OSError as error:
         raise UsageError(f"{converter} cannot be run: {reason_of(error)}; an SVG needs no converter.") from error
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(
+            f"{converter} did not end within {_CONVERSION_S:g} seconds; an SVG needs no converter."
+        ) from error
     except subprocess.CalledProcessError as error:
         said = error.stderr.decode("utf-8", "replace").strip().splitlines()
         reason = f": {shortened(said[-1], 200)}" if said else ""
