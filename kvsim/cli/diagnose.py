@@ -14,7 +14,7 @@ from kvsim.display.text import message
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from kvsim.diagnosis import Diagnosis, Glance
+    from kvsim.diagnosis import Diagnosis, MetricsDiagnosis
     from kvsim.live.event_feed import LiveFeed
     from kvsim.live.kv_event_ranks import KvEventRanks
     from kvsim.live.metrics_feed import MetricsFeed
@@ -135,8 +135,8 @@ def _recording(source: str, seconds: float) -> Recording:
     return seen.recording
 
 
-def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:
-    from kvsim.diagnosis import glance
+def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> MetricsDiagnosis:
+    from kvsim.diagnosis import diagnose_metrics
     from kvsim.live.metrics_feed import MetricsFeed
 
     feed = MetricsFeed(url)
@@ -148,9 +148,9 @@ def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> Glance:
                 err=True,
             )
         if ranks is None:
-            return glance(feed.looks())
+            return diagnose_metrics(feed.looks())
         _warn_of_end(ranks.ended)
-        return glance(feed.looks(), ranks.look())
+        return diagnose_metrics(feed.looks(), ranks.look())
     finally:
         feed.close()
 
@@ -197,7 +197,7 @@ def _print(found: Diagnosis) -> None:
         print_without_gain(without_gain(found.tried, found.remedies), fits=fits)
 
 
-def _print_glance(seen: Glance) -> None:
+def _print_glance(seen: MetricsDiagnosis) -> None:
     echo(seen.verdict)
     for fact in seen.facts:
         echo(f"- {fact}")

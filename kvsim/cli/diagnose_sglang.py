@@ -12,7 +12,7 @@ from kvsim.metrics import summarize
 from kvsim.metrics.run_verdict import verdict_of
 
 if TYPE_CHECKING:
-    from kvsim.diagnosis import Retraction, Tried
+    from kvsim.diagnosis import RemedyRun, Retraction
     from kvsim.recording import Recording
 
 _GAIN = 1.01
@@ -24,7 +24,7 @@ _MOST = 5
 def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None:
     """Print the cost of retractions, and the simulated effect of other settings."""
     found, verdict = retractions_of(recording), verdict_of(summarize(recording))
-    tried: list[Tried] = []
+    tried: list[RemedyRun] = []
     if tries:
         with progress("diagnose") as report:
             tried = try_remedies(recording, report)
@@ -36,7 +36,7 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
                 {
                     "at_s": each.at_s, "requests": len(each.losses), "lost_tokens": each.lost_tokens,
                     "ratio_before": each.ratio_before, "ratio": each.ratio, "back_s": each.back_s,
-                    "steps": each.num_steps, "stays_away": each.stays_away,
+                    "steps": each.num_steps, "throughput_stays_low": each.throughput_stays_low,
                     "before": asdict(each.before), "after": asdict(each.after),
                 }
                 for each in found
@@ -59,7 +59,7 @@ def diagnose_sglang(recording: Recording, *, tries: bool, as_json: bool) -> None
             echo(sentence)
 
 
-def advice(tried: list[Tried]) -> list[str]:
+def advice(tried: list[RemedyRun]) -> list[str]:
     """Return sentences on the simulated changes: lower and higher schedule_conservativeness, and more memory.
 
     `tried` begins with the present settings and ends with more memory, as `try_remedies` returns them.
@@ -85,7 +85,7 @@ def advice(tried: list[Tried]) -> list[str]:
     return [*said, f"{memory.flags} brings {_effect(memory, now)}."]
 
 
-def _effect(tried: Tried, now: Tried) -> str:
+def _effect(tried: RemedyRun, now: RemedyRun) -> str:
     gain = 100 * (tried.tokens_per_s / now.tokens_per_s - 1)
     return (
         f"{tried.tokens_per_s:,.0f} tokens/s instead of {now.tokens_per_s:,.0f} ({gain:+.1f} %), TTFT p99 "
@@ -105,7 +105,7 @@ def _missing_tokens(retraction: Retraction) -> float:
 def _cause(found: list[Retraction]) -> str:
     if not found:
         return "Nothing was retracted: admission never expected too little."
-    away = [each for each in found if each.stays_away]
+    away = [each for each in found if each.throughput_stays_low]
     if not away:
         return "Requests were retracted, and throughput came back: admission kept as many running."
     number = "a retraction" if len(away) == 1 else f"{len(away):,} retractions"

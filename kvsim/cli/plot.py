@@ -17,7 +17,7 @@ from kvsim.errors import RecordingError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.plots import Finish, Picture
+    from kvsim.plots import FileOptions, Picture
     from kvsim.recording import Recording
 
 _MOST_PIXELS = 100_000_000
@@ -102,11 +102,11 @@ def command(
 
     A text file that describes the figure to people who cannot see it is written beside the figure.
     """
-    from kvsim.plots import OF_SEVERAL, Finish, check_kind, may_save, save
+    from kvsim.plots import OF_SEVERAL, FileOptions, check_kind, may_save, save
 
     if title is not None:
         title = printable(title)
-    finish = Finish(
+    options = FileOptions(
         title="" if no_title else title, source=not no_source, dpi=dpi, transparent=transparent, svg_text=svg_text
     )
     inches = None if size is None else _inches(size)
@@ -118,7 +118,7 @@ def command(
         recordings = _read(kind_and_names)
         folder.mkdir(parents=True, exist_ok=True)
         _write_all(
-            recordings, folder, file_type, finish, overwrite=overwrite, purpose=purpose, size=inches, theme=theme
+            recordings, folder, file_type, options, overwrite=overwrite, purpose=purpose, size=inches, theme=theme
         )
         return
     kind, *names = kind_and_names
@@ -126,7 +126,7 @@ def command(
     file = output or Path(f"{kind}.png")
     may_save(file, "plot", overwrite=overwrite)
     picture = _picture(kind, names, labels, order, purpose=purpose, size=inches, theme=theme)
-    click.echo(save(picture, file, finish=finish))
+    click.echo(save(picture, file, options=options))
 
 
 def _check_pixels(inches: tuple[float, float] | None, dpi: int | None) -> None:
@@ -193,7 +193,7 @@ def _points(names: Sequence[str]) -> list[Any]:
 
 
 def _write_all(
-    recordings: list[Recording], folder: Path, file_type: str, finish: Finish, *, overwrite: bool, **style: Any
+    recordings: list[Recording], folder: Path, file_type: str, options: FileOptions, *, overwrite: bool, **style: Any
 ) -> None:
     """Write every figure that suits the recordings; print why each other figure cannot be drawn."""
     from kvsim.plots import may_save, plans, save
@@ -210,7 +210,7 @@ def _write_all(
             except (RecordingError, UsageError) as error:
                 echo(f"left out {plan.file_stem}: {error}", err=True)
                 continue
-            click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", finish=finish))
+            click.echo(save(picture, folder / f"{plan.file_stem}.{file_type}", options=options))
             written += 1
     if not written:
         raise RecordingError("no figure could be drawn; the lines above say why.")

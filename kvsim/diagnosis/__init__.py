@@ -5,22 +5,22 @@ shows the effect of the change. The metrics of a server only show that memory is
 """
 
 from kvsim.diagnosis.diagnosis import Diagnosis, diagnose
-from kvsim.diagnosis.from_metrics import Glance, glance
+from kvsim.diagnosis.from_metrics import MetricsDiagnosis, diagnose_metrics
 from kvsim.diagnosis.losses import Admission, Loss, Spell, losses_of, spells_of
-from kvsim.diagnosis.retractions import Retraction, Tried, retractions_of, try_remedies
+from kvsim.diagnosis.retractions import RemedyRun, Retraction, retractions_of, try_remedies
 from kvsim.diagnosis.subject import engine_of, load_of, server_of
 
 __all__ = [
     "Admission",
     "Diagnosis",
-    "Glance",
     "Loss",
+    "MetricsDiagnosis",
+    "RemedyRun",
     "Retraction",
     "Spell",
-    "Tried",
     "diagnose",
+    "diagnose_metrics",
     "engine_of",
-    "glance",
     "load_of",
     "losses_of",
     "retractions_of",

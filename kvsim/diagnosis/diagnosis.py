@@ -32,11 +32,10 @@ _MOST = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Result of `diagnose`: a recording, its preemptions, and the simulated changes of its server."""
+    """Result of `diagnose`: a recording, its preemptions, and the simulated changes to the settings of its server."""
 
     recording: Recording
     summary: Summary
-    """Summary of the measured run."""
     spells: tuple[Spell, ...]
     """Groups of preemptions that follow each other closely, in order of time."""
     server: Server
@@ -46,7 +45,7 @@ class Diagnosis:
     simulated: Outcome
     """The same values of a simulation of the same requests on the same server."""
     band: dict[str, tuple[float, float]]
-    """Prediction intervals of the simulated values, by their names."""
+    """Prediction interval (low, high) of each value of `simulated`, by the name of the value."""
     remedies: tuple[Remedy, ...]
     """Changes of the server that help, the best first."""
     tried: tuple[Remedy, ...]
@@ -87,13 +86,13 @@ class Diagnosis:
 
     @property
     def moments(self) -> list[str]:
-        """Sentences on the spells of preemptions that lost most tokens, one for each, in order of time."""
+        """Sentences on the `_MOST` spells that lost most computed tokens, in order of time."""
         costliest = sorted(self.spells, key=lambda spell: -spell.lost_tokens)[:_MOST]
         return [_spell_words(self, spell) for spell in sorted(costliest, key=lambda spell: spell.begin_s)]
 
     @property
     def hits(self) -> str:
-        """Sentence on the share of prompt tokens found in the prefix cache, and that of an endless cache."""
+        """Sentence on the share of prompt tokens found in the prefix cache, and in a cache without limit."""
         requests = self.recording.requests
         repeated, whole = (
             repeated_tokens(self.recording.meta, requests),
@@ -119,7 +118,7 @@ class Diagnosis:
         return f"Simulated on the same server: {', '.join(said)}. What is missed here widens the brackets below."
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as a dictionary for JSON."""
+        """Return the diagnosis for JSON."""
         names = self.recording.requests.id
         return {
             "verdict": verdict_of(self.summary).as_dict(),
@@ -231,7 +230,10 @@ def diagnose(
 
 
 def missed_by(measured: Outcome, simulated: Outcome) -> dict[str, float]:
-    """Return the relative error of each simulated value, by its name, without those that are NaN or 0."""
+    """Return |measured - simulated| / simulated of each value, by its name.
+
+    Values that are NaN, or 0 in the simulation, are left out.
+    """
     before, after = figures_of(measured), figures_of(simulated)
     return {
         name: abs(after[name] - value) / after[name]

@@ -31,7 +31,7 @@ _SHARES = {"vLLM": "gpu_memory_utilization", "SGLang": "mem_fraction_static"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Glance:
+class MetricsDiagnosis:
     """Diagnosis of a server from several polls of its metrics."""
 
     load: ServerLoad
@@ -43,7 +43,7 @@ class Glance:
     """Command that records what the metrics lack."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the diagnosis as a dictionary for JSON."""
+        """Return the diagnosis for JSON."""
         now = self.load.now
         return {
             "verdict": self.verdict,
@@ -59,12 +59,12 @@ class Glance:
         }
 
 
-def glance(looks: Sequence[ServerMetrics], cache: CacheLook | None = None) -> Glance:
-    """Diagnose a server from successive polls of its metrics, `looks`, at least one.
+def diagnose_metrics(polls: Sequence[ServerMetrics], cache: CacheLook | None = None) -> MetricsDiagnosis:
+    """Diagnose a server from at least one of its successive polls.
 
     `cache` has what its KV events show; None if they were not followed.
     """
-    load = load_of(looks)
+    load = load_of(polls)
     now = load.now
     facts = [f"{100 * now.usage:.0f} % of the pool is in use{_blocks(now)}; {now.running:,} run, {now.waiting:,} wait"]
     if load.preemptions_per_min is not None:
@@ -84,9 +84,9 @@ def glance(looks: Sequence[ServerMetrics], cache: CacheLook | None = None) -> Gl
     if cache is not None:
         facts += cache_facts(cache, now.num_blocks)
         limits = cache_limits(cache)
-    return Glance(
+    return MetricsDiagnosis(
         load=load,
-        verdict=_verdict(looks, load),
+        verdict=_verdict(polls, load),
         facts=tuple(facts),
         unknown=(
             "which request took whose blocks, and when",
@@ -118,12 +118,12 @@ def _hits(share: float, block_size: int | None) -> str:
     )
 
 
-def _verdict(looks: Sequence[ServerMetrics], load: ServerLoad) -> str:
+def _verdict(polls: Sequence[ServerMetrics], load: ServerLoad) -> str:
     now, often = load.now, load.preemptions_per_min
     if often:
         return f"Memory is short: {often:,.0f} preemptions a minute, and {now.waiting:,} requests wait."
     if _waiting_for_room(now):
-        return _why_waiting([_waiting_for_room(look) for look in looks], now)
+        return _why_waiting([_waiting_for_room(poll) for poll in polls], now)
     if now.waiting:
         return f"{now.waiting:,} requests wait for something else than memory: a KV transfer or a LoRA adapter."
     if now.preemptions and often is None:
@@ -151,8 +151,8 @@ def _why_waiting(for_room: list[int], now: ServerMetrics) -> str:
     )
 
 
-def _waiting_for_room(look: ServerMetrics) -> int:
-    return max(look.waiting - look.deferred, 0)
+def _waiting_for_room(poll: ServerMetrics) -> int:
+    return max(poll.waiting - poll.deferred, 0)
 
 
 def _blocks(now: ServerMetrics) -> str:

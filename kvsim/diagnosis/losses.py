@@ -101,10 +101,10 @@ def losses_of(recording: Recording) -> list[Loss]:
 
 
 def _is_whole_release(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Tell, for each row of the memory table, whether a request lost a whole block table in it.
+    """Tell, for each row of the memory table, whether it is the release of a request's whole block table.
 
-    With several KV-cache groups, only one group of full attention counts, because requests free blocks of windows and
-    states while they run.
+    With several KV-cache groups, only the first group of full attention counts, because requests free blocks of windows
+    and states while they run.
     """
     memory, groups = recording.memory, recording.meta.pool.groups
     released: npt.NDArray[np.bool_] = memory.kind == MemoryKind.RELEASE
@@ -131,7 +131,10 @@ def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
 
 
 def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int, int]]]:
-    """Return the schedule of each request: step, number of tokens computed before it, and number after it."""
+    """Return the schedule of each request: (first step, tokens computed before it, tokens computed after the last).
+
+    The keys are rows of the table of requests.
+    """
     schedule = recording.schedule
     found: dict[int, list[tuple[int, int, int]]] = {}
     after = schedule.computed_before + schedule.tokens * schedule.repeats

@@ -1,9 +1,9 @@
 """Retractions of SGLang: the cost of each, and the time for which throughput stays low after it.
 
 SGLang admits a request if there is room for its prompt, its maximum output, and a share of the outputs that running
-requests may still have (`new_token_ratio`). Each decode step lowers the share. A retraction raises it to the share of
-their maximum that the remaining requests have output, which is nearly always close to 1. Then slots stay free while
-requests wait, until hundreds of steps have lowered the share again.
+requests may still have (`new_token_ratio`). Each decode step lowers the share. A retraction raises it to the output
+tokens of the remaining requests divided by the sum of their `max_tokens`, which is nearly always close to 1. Then slots
+stay free while requests wait, until hundreds of steps have lowered the share again.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 _FACTORS = (0.1, 0.3, 0.6, 1.5, 3)
 """Factors on `schedule_conservativeness` that are tried."""
 _MORE_MEMORY = 1.1
-_AWAY = 0.9
+_LOW_THROUGHPUT = 0.9
 """Ratio of the throughput after a retraction to that before it, below which throughput counts as low."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Mean values over a span of time. From an output until the next step begins, the state after the output counts."""
+    """Mean values over a span of time. Between two steps, the values after the first step's output hold."""
 
     running: float
     waiting: float
@@ -100,9 +100,9 @@ class Retraction:
         return sum(loss.lost_tokens for loss in self.losses)
 
     @property
-    def stays_away(self) -> bool:
-        """True if throughput is low afterwards although requests wait and more slots are unused than before."""
-        is_less = self.after.tokens_per_s < _AWAY * self.before.tokens_per_s
+    def throughput_stays_low(self) -> bool:
+        """True if throughput is lower in `after` than in `before`, although requests wait and more slots are unused."""
+        is_less = self.after.tokens_per_s < _LOW_THROUGHPUT * self.before.tokens_per_s
         return is_less and self.after.waiting > 1 and self.after.unused_slots > self.before.unused_slots
 
 
@@ -114,7 +114,7 @@ def retractions_of(recording: Recording) -> list[Retraction]:
     """
     if recording.meta.policy_name != Radix.name:
         raise UsageError(f"{recording.name} is of the policy {recording.meta.policy_name}; only radix retracts.")
-    ratios = expected_shares(recording)
+    ratios = new_token_ratios(recording)
     by_step: dict[int, list[Loss]] = {}
     for loss in losses_of(recording):
         by_step.setdefault(loss.step, []).append(loss)
@@ -138,7 +138,7 @@ def retractions_of(recording: Recording) -> list[Retraction]:
     return found
 
 
-def expected_shares(recording: Recording) -> npt.NDArray[np.float64]:
+def new_token_ratios(recording: Recording) -> npt.NDArray[np.float64]:
     """Return SGLang's `new_token_ratio` after each step, computed from the recorded steps."""
     settings = policy_of(recording).scheduler
     steps, first, least = recording.steps, settings.first_ratio, settings.least_ratio
@@ -201,7 +201,7 @@ def policy_of(recording: Recording) -> Radix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
+class RemedyRun:
     """Simulation of the same requests with one changed setting."""
 
     flags: str
@@ -212,7 +212,7 @@ class Tried:
     num_retractions: int
 
 
-def try_remedies(recording: Recording, report: Callable[[int, int], None]) -> list[Tried]:
+def try_remedies(recording: Recording, report: Callable[[int, int], None]) -> list[RemedyRun]:
     """Simulate the same requests with other values of `schedule_conservativeness`, and with more memory.
 
     `report` is called with the number of simulations done and that of all.
@@ -233,7 +233,7 @@ def try_remedies(recording: Recording, report: Callable[[int, int], None]) -> li
         report(nth, len(choices))
         summary = measure(as_sent(recording), other, on, users=users_of(recording), refuse_misfits=True).summary
         found.append(
-            Tried(
+            RemedyRun(
                 flags=flags,
                 factor=factor,
                 tokens_per_s=summary.output_tokens_per_s,

@@ -108,7 +108,7 @@ class LoggedFigure:
 
 @dataclass(slots=True)
 class StartupLog:
-    """Sizes and settings in a server's start-up log. If several processes log one, the first counts."""
+    """Sizes and settings in a server's start-up log. If several processes log the same one, the first counts."""
 
     server: str = "vllm"
     release: str = ""
@@ -118,7 +118,7 @@ class StartupLog:
     """Value of each setting as text, by kvsim's name of the flag."""
     figures: dict[str, LoggedFigure] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
-    """Line that reports a failed start, by the reason of the failure."""
+    """Number, from 1, of the first line that reports a failed start, by the reason of the failure."""
 
     @property
     def values(self) -> Mapping[str, float]:

@@ -27,11 +27,13 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
-"""Least share of the blocks that fit into the GPU with which vLLM, not the user, is taken to have sized the pool."""
+"""If the pool has at least this share of the blocks that fit into the GPU, vLLM is assumed to have sized it; otherwise
+the user.
+"""
 
 
 def load_of(recording: Recording) -> Load:
-    """Return the requests of the recording as a load."""
+    """Return the requests as they were sent: at fixed times, or each by a user who waited for the answer before."""
     return Load(
         workload=as_sent(recording),
         users=users_of(recording),
@@ -41,7 +43,7 @@ def load_of(recording: Recording) -> Load:
 
 
 def engine_of(recording: Recording, num_runs: int) -> EngineName:
-    """Return the engine for `num_runs` simulations of the recording's requests."""
+    """Choose compiled or interpreted simulation, whichever takes less time for `num_runs` runs of the recording."""
     memory = TIERED if host_blocks_of(recording.meta) > 0 else PAGED
     return engine_for(load_of(recording), num_runs, memory)
 
@@ -87,9 +89,9 @@ def server_of(recording: Recording, times: str | None = None) -> Server:
 
 
 def _pace(recording: Recording, server: Server) -> Pace:
-    """Return the factors by which the recorded host and GPU were slower than usual. Hosts differ by up to a third.
+    """Return the factors by which the recorded host and GPU were slower than the step times of `server` predict.
 
-    The factors are 1 for a recorded simulation, and for custom step times.
+    Hosts differ by up to a third. The factors are 1 for a recorded simulation, and for custom step times.
     """
     usual = server.step_time()
     times = usual.times if isinstance(usual, WatchedProfile) else usual

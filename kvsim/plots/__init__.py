@@ -8,7 +8,7 @@ RecordingError for recordings without steps or duration.
 from kvsim.plots.colors import Theme
 from kvsim.plots.comparisons import RunPoint, points_of_table
 from kvsim.plots.everything import FIGURES, OF_A_SWEEP, OF_SEVERAL, check_kind, figure_of, plans
-from kvsim.plots.figure_files import Finish, may_save, save
+from kvsim.plots.figure_files import FileOptions, may_save, save
 from kvsim.plots.film import film_of
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import write_gif, write_mp4
@@ -24,7 +24,7 @@ __all__ = [
     "FILMS",
     "OF_A_SWEEP",
     "OF_SEVERAL",
-    "Finish",
+    "FileOptions",
     "Picture",
     "Purpose",
     "RunPoint",

@@ -32,7 +32,7 @@ def agreement(
     size: Size | None = None,
     theme: Theme = "light",
 ) -> Picture:
-    """Draw simulated over measured latency, with a dot for each request that finished in both runs.
+    """Draw simulated over measured TTFT, TPOT and end-to-end latency, a dot for each request that finished in both.
 
     Dots on the diagonal were predicted exactly. Requests are matched by their ids.
     """

@@ -53,7 +53,7 @@ def from_zero(axes: Axes) -> None:
 
 
 def log_axis(axes: Axes, which: Literal["x", "y"], *, max_ticks: int = 9) -> None:
-    """Make an axis logarithmic, with at least two ticks and plain numbers: 0.01, 1 and 100."""
+    """Make an axis logarithmic, with 2 to `max_ticks` ticks and plain numbers ("0.01" instead of a power of ten)."""
     axis: Axis = axes.xaxis if which == "x" else axes.yaxis
     axes.set(**{f"{which}scale": "log"})
     axis.set_major_locator(LogLocator(numticks=max_ticks))

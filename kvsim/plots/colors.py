@@ -19,12 +19,12 @@ _LIGHT: Final = 150
 """Least luminance, 0 to 255, of a colour on which text is dark: between orange and light blue."""
 _DASHES: Final = ("-", "--", "-.", ":")
 MOST_LINES: Final = len(_DASHES)
-"""Largest number of lines that a figure can tell apart."""
+"""Largest number of lines that readers can tell apart in a figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Colors:
-    """Colours of a figure."""
+    """Colours of everything that a figure draws, as `#rrggbb` or names that matplotlib knows."""
 
     ground: str
     ink: str
@@ -77,7 +77,7 @@ THEMES: Final[dict[Theme, Colors]] = {
 }
 
 
-def palette_of(axes: Axes) -> Colors:
+def figure_colors(axes: Axes) -> Colors:
     """Return the colours of the figure that `axes` belong to."""
     picture: Any = axes.get_figure()  # a `Picture`, whose module imports this one
     colors: Colors = picture.colors

@@ -17,7 +17,7 @@ from kvsim.files.arrow_table import read_table
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.plots.axes import from_zero
-from kvsim.plots.colors import MOST_LINES, Theme, palette_of
+from kvsim.plots.colors import MOST_LINES, Theme, figure_colors
 from kvsim.plots.picture import Picture
 from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import ByteUnit, is_bound, memory, policy_label, source_line
@@ -48,14 +48,14 @@ class RunPoint:
     """Block size in tokens; 1 for policies without blocks."""
     output_tokens_per_s: float
     unused_percent: float
-    """Percent of the pool that is wasted, mean over time: never written, padding, expired or external."""
+    """Percent of the pool that is wasted, mean over time: the states internal, padding, expired and external."""
     hit_percent: float
     """Percent of the prompt tokens that were prefix-cache hits."""
     source: str = ""
 
     @classmethod
     def of(cls, recording: Recording) -> RunPoint:
-        """Summarize `recording` as a point."""
+        """Summarize a recording; its policy names the series."""
         summary, pool = summarize(recording), recording.meta.pool
         return cls(
             series=policy_label(recording.meta.policy),
@@ -187,9 +187,9 @@ def _draw(
 ) -> None:
     names = sorted(dict.fromkeys(point.series for point in points), key=is_bound)
     one_color = {"color": color} if color and len(names) == 1 else {}
-    for series, line in zip(names, palette_of(axes).lines, strict=False):
+    for series, line in zip(names, figure_colors(axes).lines, strict=False):
         row = sorted((getattr(point, x) / scale, getattr(point, y)) for point in points if point.series == series)
-        bound = {"color": palette_of(axes).muted, "linestyle": _BOUND_DASHES}
+        bound = {"color": figure_colors(axes).muted, "linestyle": _BOUND_DASHES}
         drawn = bound if is_bound(series) and len(names) > 1 else line | one_color
         axes.plot(*zip(*row, strict=True), **drawn, marker="o", clip_on=False, label=series)
 

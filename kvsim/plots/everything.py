@@ -56,7 +56,7 @@ OF_A_SWEEP: dict[str, Callable[..., Picture]] = {
 """Figures in which each recording, or each row of a table, is one point."""
 
 OF_SESSIONS: dict[str, Callable[..., Picture]] = {"sessions": sessions}
-"""Figures that show one recording of a run with sessions."""
+"""Figures that show one recording of multi-turn sessions."""
 
 OF_A_PAIR: dict[str, Callable[..., Picture]] = {"agreement": agreement}
 """Figures that compare a measured run with its simulation."""
@@ -94,7 +94,7 @@ def check_kind(kind: str, num_runs: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A figure that has not been drawn yet, of one or several of some recordings."""
+    """A figure to be drawn, and the recordings that it shows."""
 
     kind: str
     """A key of `FIGURES`."""
@@ -109,8 +109,8 @@ class Plan:
 def plans(recordings: Sequence[Recording]) -> list[Plan]:
     """Choose the figures that suit `recordings`: comparisons of all, and figures of each.
 
-    Sessions, runs that differ in their pools as in a sweep, a ladder, and a simulation beside a measurement have
-    further figures.
+    Further figures are chosen for recordings of multi-turn sessions, for runs of one policy with different pools or
+    block sizes, for runs of `kvsim compare --ladder`, and for one measured run beside one simulation.
     """
     everyone = tuple(range(len(recordings)))
     compared = [everyone] if len(recordings) <= MOST_LINES else [(row,) for row in everyone]

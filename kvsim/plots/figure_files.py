@@ -47,7 +47,7 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
+class FileOptions:
     """Choices for the file of a figure that do not change its data."""
 
     title: str | None = None
@@ -62,7 +62,7 @@ class Finish:
 
 
 def save(
-    picture: Picture, path: str | os.PathLike[str], *, finish: Finish | None = None, made_by: str = "plot"
+    picture: Picture, path: str | os.PathLike[str], *, options: FileOptions | None = None, made_by: str = "plot"
 ) -> Path:
     """Write `picture` as PNG, SVG or PDF, by the extension of `path`, and its description as `NAME.alt.txt` beside it.
 
@@ -72,13 +72,13 @@ def save(
         UsageError: the extension is another one, or the file cannot be written.
     """
     target, kind = Path(path), file_type(path)
-    finish = finish or Finish()
-    if finish.title is not None:
-        picture.set_title(finish.title)
-    if not finish.source:
+    options = options or FileOptions()
+    if options.title is not None:
+        picture.set_title(options.title)
+    if not options.source:
         picture.drop_source()
-    if finish.dpi is not None:
-        picture.set_dpi(finish.dpi)
+    if options.dpi is not None:
+        picture.set_dpi(options.dpi)
     where, others = _METADATA[kind]
     # The text is renamed last, so that a text never exists without its figure.
     text = f"{picture.alt_text}\n".encode()
@@ -89,8 +89,8 @@ def save(
                 drawn,
                 kind[1:],
                 {where: description(text)} | others,
-                transparent=finish.transparent,
-                svg_text=finish.svg_text,
+                transparent=options.transparent,
+                svg_text=options.svg_text,
             )
     return target
 

@@ -63,9 +63,11 @@ class Film:
     """Evenly spaced times of the frames in seconds: float64[frames]."""
     reels: tuple[Reel, ...]
     by_owner: bool
-    """True if tokens have a hue for each request in all pools, because the pools share a legend."""
+    """True if cells with tokens have the hue of their request. It is one value for all pools, because they share a
+    legend.
+    """
     preempted: npt.NDArray[np.int64]
-    """Numbers of the frames with a preemption since the frame before, ascending."""
+    """Indices of the frames before which a request was preempted, since the previous frame; ascending."""
     source: str
     """Origin of the film's recordings, as a sentence."""
 
@@ -82,7 +84,8 @@ class Film:
 def film_of(recordings: Sequence[Recording], *, num_frames: int, until_s: float | None = None) -> Film:
     """Sample one to four recordings from time 0 to `until_s`.
 
-    By default, the film ends with the longest run, but at most a quarter after the end of the shortest run.
+    By default, the film ends with the longest run, but at most 25 % of the shortest run's duration after the
+    end of that run.
 
     Raises:
         UsageError: there are none or too many recordings, fewer than 2 frames, or no time to show.

@@ -30,7 +30,11 @@ _TEMPLATE = Path(__file__).with_name("film_page.html")
 
 
 def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as an HTML page with controls for mouse, touch and keyboard."""
+    """Write `film` as an HTML page with controls for mouse, touch and keyboard.
+
+    Raises:
+        UsageError: the page takes more than `max_bytes`, or cannot be written.
+    """
     page = page_of(film, frames_per_s=frames_per_s).encode()
     if len(page) > max_bytes:
         raise UsageError(f"the page takes {len(page):,} bytes, more than the {max_bytes:,} allowed; show fewer frames.")
@@ -40,21 +44,22 @@ def write_page(film: Film, path: str | os.PathLike[str], *, frames_per_s: float,
 
 
 def _codes(reel: Reel, *, by_owner: bool) -> npt.NDArray[np.uint8]:
-    """Return the number of each cell's colour: its state. If `by_owner`, cells with tokens have the hue of the request
-    that holds them.
+    """Return the index of each cell's colour among the colours of the states, followed by the hues of requests.
+
+    If `by_owner`, cells with tokens have the hue of the request that holds them; other cells have that of their state.
     """
     has_hue = (reel.states == SlotState.TOKEN) & (reel.owners != NO_OWNER) & by_owner
     return np.where(has_hue, NUM_STATES + reel.owners % NUM_HUES, reel.states).astype(np.uint8)
 
 
 def _keys(film: Film) -> str:
-    """Describe the keyboard keys that the page of this film has in addition to the usual ones."""
+    """Describe the keys for preemptions and for requests, if the film has them; the template lists the other keys."""
     events = ", [ and ] go to the preemption before and after" if len(film.preempted) else ""
     return events + (", o shows states alone or requests too" if film.by_owner else "")
 
 
 def page_of(film: Film, *, frames_per_s: float) -> str:
-    """Return the page as HTML."""
+    """Return the HTML of `write_page`."""
     data = {
         "times": [round(time_s, 6) for time_s in film.times_s.tolist()],
         "framesPerSecond": frames_per_s,

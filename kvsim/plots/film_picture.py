@@ -70,7 +70,11 @@ def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
 
 
 def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
-    """Write `film` as an MP4 (H.264) with the ffmpeg on the PATH."""
+    """Write `film` as an MP4 (H.264) with the ffmpeg on the PATH.
+
+    Raises:
+        UsageError: there is no ffmpeg, it fails, or the film takes more than `max_bytes`.
+    """
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
         raise UsageError("an MP4 needs ffmpeg, which is not on the PATH; install it, or write a .gif or .html.")

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
     from kvsim.fitting import Answer, Outcome
 
-Place = tuple[float, float]
+Point = tuple[float, float]
 """TPOT p99 in milliseconds and output tokens per second."""
 
 
 def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light") -> Picture:
-    """Draw every simulated server of `answer` as a dot, filled if the load fits it, and a line through those that no
-    other server beats in both figures.
+    """Draw every simulated server of `answer` as a dot, filled if it can serve the load, and the Pareto frontier.
 
-    The current server and the first change that helps have labels.
+    The frontier is a line through the servers than which no other has both a lower TPOT and a higher throughput; only
+    servers with the same GPUs count, if there are any. The current server and the best change have labels.
 
     Raises:
         UsageError: nothing could be simulated.
@@ -31,30 +31,30 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
     tried = [(each.outcome, each.fits) for each in answer.tried if not each.outcome.error]
     if not answer.outcome.error:
         tried.append((answer.outcome, answer.fits))
-    places = [(place, fits) for outcome, fits in tried if (place := _place(outcome)) is not None]
-    if not places:
+    points = [(point, fits) for outcome, fits in tried if (point := _point(outcome)) is not None]
+    if not points:
         raise UsageError("nothing could be simulated, so there is nothing to draw.")
     with style(purpose, theme):
         picture = Picture(purpose, size, theme, aspect=0.62)
         axis = picture.subplots()
         frontier_color, chosen_color = picture.colors.hues[:2]
         for fits, fill, label in ((True, picture.colors.muted, "fits"), (False, "none", "does not fit")):
-            chosen = [place for place, each in places if each is fits]
+            chosen = [point for point, each in points if each is fits]
             if chosen:
                 x, y = zip(*chosen, strict=True)
                 axis.scatter(
                     x, y, s=(3.4 * picture.line_pt) ** 2, facecolors=fill, edgecolors=picture.colors.muted, label=label
                 )
-        edge = frontier(_on_these_gpus(answer)) or frontier([place for place, _ in places])
+        edge = frontier(_on_these_gpus(answer)) or frontier([point for point, _ in points])
         axis.plot(*zip(*edge, strict=True), color=frontier_color, label="frontier of settings and types on these GPUs")
         named = [("as it is", answer.outcome)]
         named += [(each.change.words, each.outcome) for each in answer.remedies[:1]]
         for (name, outcome), color in zip(named, (picture.colors.ink, chosen_color), strict=False):
-            place = None if outcome.error else _place(outcome)
-            if place is not None:
+            point = None if outcome.error else _point(outcome)
+            if point is not None:
                 axis.scatter(
-                    place[0],
-                    place[1],
+                    point[0],
+                    point[1],
                     s=(6.3 * picture.line_pt) ** 2,
                     facecolors="none",
                     edgecolors=color,
@@ -66,31 +66,31 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
         picture.headline(answer.verdict, f"times: {answer.outcome.label}" if answer.outcome.label else "")
         picture.add_legend(axis.get_legend_handles_labels()[0])
     picture.alt_text = (
-        f"Output tokens per second against TPOT p99 of {len(places)} servers. {answer.verdict} "
+        f"Output tokens per second against TPOT p99 of {len(points)} servers. {answer.verdict} "
         f"The frontier runs from {_words(edge[0])} to {_words(edge[-1])}."
     )
     return picture
 
 
-def _on_these_gpus(answer: Answer) -> list[Place]:
+def _on_these_gpus(answer: Answer) -> list[Point]:
     """Return the points of the current server, and of its changes that need no other GPUs."""
     outcomes = [answer.outcome, *(each.outcome for each in answer.tried if each.change.kind is not Kind.GPUS)]
-    return [place for outcome in outcomes if not outcome.error and (place := _place(outcome)) is not None]
+    return [point for outcome in outcomes if not outcome.error and (point := _point(outcome)) is not None]
 
 
-def frontier(places: Sequence[Place]) -> list[Place]:
-    """Return the `places` that are Pareto-optimal (no other is faster and has more output), the shortest time first."""
-    best: list[Place] = []
-    for time_ms, tokens_per_s in sorted(places, key=lambda place: (place[0], -place[1])):
+def frontier(points: Sequence[Point]) -> list[Point]:
+    """Return the Pareto-optimal `points`, lowest TPOT first: each has more throughput than all with a lower TPOT."""
+    best: list[Point] = []
+    for time_ms, tokens_per_s in sorted(points, key=lambda point: (point[0], -point[1])):
         if not best or tokens_per_s > best[-1][1]:
             best.append((time_ms, tokens_per_s))
     return best
 
 
-def _place(outcome: Outcome) -> Place | None:
+def _point(outcome: Outcome) -> Point | None:
     time_s, tokens_per_s = outcome.tpot_s.p99, outcome.output_tokens_per_s
     return (1000 * time_s, tokens_per_s) if time_s == time_s and tokens_per_s == tokens_per_s else None
 
 
-def _words(place: Place) -> str:
-    return f"{place[1]:,.0f} tokens/s at {place[0]:,.1f} ms"
+def _words(point: Point) -> str:
+    return f"{point[1]:,.0f} tokens/s at {point[0]:,.1f} ms"

@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import SlotState
-from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.colors import Theme, figure_colors
 from kvsim.plots.picture import Picture
 from kvsim.plots.style import Purpose, Size, is_narrow, style
 from kvsim.plots.words import source_line
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 KEY = "ladder"
-"""Key of a rung's results in a recording's metadata."""
+"""Key of the results of a ladder's run in the metadata of its recording."""
 _WORSE_GAIN: Final = 0.995
-"""Gain below which a rung counts as slower than the rung below."""
+"""Gain, as a factor on the throughput of the previous run, below which an optimization counts as a slowdown."""
 _BAR_HEIGHT: Final = 0.5
 
 
 def _gain(rung: dict[str, Any]) -> str:
-    """Format the gain of a rung over the previous rung, and the two factors of the gain: `×0.57: speed ×9.76, memory
+    """Format the gain of a run over the previous run, and the two factors of the gain: `×0.57: speed ×9.76, memory
     ×0.06`.
     """
     gain = f"\u00d7{rung['gain']:.2f}"
@@ -43,14 +43,14 @@ def _gain(rung: dict[str, Any]) -> str:
 
 
 def is_ladder(recordings: Sequence[Recording]) -> bool:
-    """Tell whether all recordings are rungs of a ladder."""
+    """Tell whether there are several recordings, all made by `kvsim compare --ladder`."""
     return len(recordings) > 1 and all(KEY in recording.meta.extra for recording in recordings)
 
 
 def ladder(
     *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
 ) -> Picture:
-    """Draw output tokens per second of every rung as bars: solid with the given memory, hollow with ample memory.
+    """Draw output tokens per second of every run as bars: solid with the given memory, hollow with ample memory.
 
     The recordings are those that `kvsim compare --ladder -o FOLDER` wrote, in any order.
     """
@@ -99,9 +99,9 @@ def ladder(
 
 
 def _label_bars_above(axes: Axes, rungs: list[dict[str, Any]]) -> None:
-    """Write all words of each rung above its bars, because a column has no room beside them."""
+    """Write setting, throughput and gain of each run above its bars, because a column has no room beside them."""
     axes.set_ylim(len(rungs) - 0.6, -1.0)
-    colors = palette_of(axes)
+    colors = figure_colors(axes)
     for place, rung in enumerate(rungs):
         result = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
         text = f" {rung['name']}: {rung['change']}\n {result}" + (f", {_gain(rung)}" if place else "")
@@ -110,8 +110,8 @@ def _label_bars_above(axes: Axes, rungs: list[dict[str, Any]]) -> None:
 
 
 def _label_bars(axes: Axes, rungs: list[dict[str, Any]]) -> None:
-    """Write the throughput and the gain of each rung beside its bars, and its change above them."""
-    colors = palette_of(axes)
+    """Write the throughput and the gain of each run beside its bars, and the changed setting above them."""
+    colors = figure_colors(axes)
     for place, rung in enumerate(rungs):
         text = f"{rung['tokens_per_s']:,.0f} tokens/s, {rung['mean_batch']:.0f} at a time"
         if place:

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.plots.axes import log_axis
-from kvsim.plots.colors import MOST_LINES, Theme, palette_of
+from kvsim.plots.colors import MOST_LINES, Theme, figure_colors
 from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import replay_of
 from kvsim.plots.style import Purpose, Size, style
@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
-"""Maximum number of pieces into which a growing extent is divided; more would not change a curve visibly."""
+"""Maximum number of pieces into which an extent that grew step by step is divided; more would not change a curve
+visibly.
+"""
 _MAX_USES = 32
 """Largest number of uses that is counted separately; units with more uses count here, too."""
 _MOST_ROWS = np.int64(1 << 32)
@@ -68,7 +70,7 @@ class Lifetimes:
 
 
 def lifetimes_of(replay: Replay) -> Lifetimes:
-    """Compute the lifetimes of all units of a recording."""
+    """Compute hold times and uses from the block tables of a recording; the replay may be at any frame."""
     tables, recording = replay.ledger.tables, replay.recording
     rows, steps_later, num_units = _pieces(tables, int(replay.frame_seq[-1]))
     steps = recording.steps
@@ -92,8 +94,8 @@ def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArra
     """Divide the extents that were freed up to `end_seq` into pieces whose units were held for about the same time.
 
     An extent that was allocated step by step has several pieces. Return three arrays with a value for each piece: the
-    index of its extent, the number of steps from the first allocation of the extent to that of the piece, and the
-    number of its units.
+    row of its extent in `tables`, the number of steps from the extent's first allocation to the middle of the piece's
+    allocations, and the number of its units.
     """
     if not (tables.repeat > 1).any():
         rows = tables.together()
@@ -198,7 +200,7 @@ def lifetimes(
 
 
 def _draw_reuse(axes: Axes, lives: Sequence[Lifetimes], *, marker_pt: float) -> None:
-    for life, line in zip(lives, palette_of(axes).lines, strict=False):
+    for life, line in zip(lives, figure_colors(axes).lines, strict=False):
         at_least = life.used_by_at_least()
         shown = np.flatnonzero(at_least)
         axes.plot(shown + 1, at_least[shown], **line, marker="o", markersize=marker_pt)

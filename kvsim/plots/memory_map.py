@@ -115,7 +115,11 @@ def colors_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDA
 
 
 def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeBins]:
-    """Return the state and the owner of each pixel, lowest address first, and the times of the columns."""
+    """Return the state and the owner of each pixel, and the times of the columns.
+
+    Both arrays have the shape (rows, columns), with the lowest address first: states as uint8, and owners as rows of
+    requests, `NO_OWNER` if no request holds the unit.
+    """
     num_rows = min(MAX_ROWS, replay.num_units)
     units = sampled_units(replay.num_units, num_rows)
     bins = TimeBins.of(replay.recording, num_bins=MAX_COLUMNS)

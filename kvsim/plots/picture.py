@@ -73,8 +73,10 @@ class Picture(Figure):
     """Description in words, for readers who cannot see the picture."""
 
     def __init__(self, purpose: Purpose, size: Size | None, theme: Theme, *, aspect: float) -> None:
-        """Create an empty figure of `size` inches. `size` None: as wide as the medium, and `aspect` times as high on
-        the web.
+        """Create an empty figure of `size` inches.
+
+        If `size` is None, the figure is as wide as the medium of `purpose`, and its height is `aspect` times its width,
+        times `Medium.stretch`.
         """
         self.purpose: Purpose = purpose
         self.theme: Theme = theme
@@ -149,7 +151,7 @@ class Picture(Figure):
     def add_state_legend(self, states: Iterable[SlotState], *, hatched: bool = True, by_owner: bool = False) -> None:
         """Add a legend of `states` below the title, which must be set first.
 
-        With `by_owner`, tokens have a hue for each request.
+        With `hatched`, wasted states have hatches. With `by_owner`, tokens have a hue for each request.
         """
         hatches = STATE_HATCHES if hatched else {}
         states = list(states)
@@ -195,7 +197,7 @@ class Picture(Figure):
     def _columns_that_fit(self, letters: list[int]) -> int:
         """Return the largest number of legend columns with room for labels of `letters` letters each.
 
-        Labels run down the columns. The columns are as long as they can be, so that no row has a single label.
+        Labels are laid out column by column. Fewer rows are tried first, so that the legend is as low as possible.
         """
         width_em = self.width_em / 0.9
         for num_rows in range(1, len(letters)):
@@ -269,6 +271,7 @@ class Picture(Figure):
     ) -> None:
         """Write the figure to `file` as `kind`: png, svg or pdf. With `svg_text`, text in SVG stays text.
 
+        `metadata` has the values of the file's metadata fields by name; None leaves a field out, or empty in PNG.
         PNG files are written by Pillow, which takes half as long as matplotlib. They have an alpha channel only if
         `transparent`.
         """

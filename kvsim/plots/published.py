@@ -8,7 +8,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kvsim.errors import UsageError
-from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.colors import Theme, figure_colors
 from kvsim.plots.picture import Picture
 from kvsim.plots.style import Purpose, Size, style
 
@@ -67,7 +67,7 @@ def beside_published(
 
 def _draw(axes: Axes, outcome: Reproduction) -> None:
     """Draw the panel of one reproduced row: the published numbers, their tolerances, and kvsim's numbers."""
-    row, colors = outcome.row, palette_of(axes)
+    row, colors = outcome.row, figure_colors(axes)
     rows = range(len(row.figures))
     low, width = ([figure.low for figure in row.figures], [figure.high - figure.low for figure in row.figures])
     axes.barh(rows, width, left=low, height=_BAND_HEIGHT, color=colors.grid, linewidth=0)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
-_MOST_APART = 0.05
-"""Smallest mean queue divided by the largest, below which the axes are logarithmic."""
+_LOG_BELOW = 0.05
+"""If the smallest mean queue of the runs, divided by the largest, is below this, the axes are logarithmic."""
 _NUM_WAIT_BINS = 120
 """Number of bins of arrival times; each should hold several arrivals, so that the line shows a trend."""
 
@@ -64,7 +64,7 @@ def queue(
         for axes, least in zip(panels, (1.0, 1e-3), strict=True):
             axes.set_ylim(0, max(axes.get_ylim()[1], least))
         mean_queues = [row.mean for row in rows]
-        if min(mean_queues) < _MOST_APART * max(mean_queues):
+        if min(mean_queues) < _LOG_BELOW * max(mean_queues):
             for axes in panels:
                 axes.set_yscale("symlog", linthresh=1, linscale=0.3)
                 axes.set_ylim(0, None)

@@ -33,7 +33,10 @@ _POINTS = 48
 def write_race(
     recordings: Sequence[Recording], path: str | os.PathLike[str], *, length_s: float, until_s: float | None = None
 ) -> Path:
-    """Write a looping film of `length_s` seconds with a bar for each run: the share of its output tokens so far.
+    """Write a looping film of `length_s` seconds with a bar for each run: its share of output tokens emitted so far.
+
+    The film shows the runs until `until_s` of their time; None for 2.5 times the duration of the fastest run, or until
+    all have ended if that is earlier.
 
     Raises:
         UsageError: the file cannot be written.
@@ -44,7 +47,7 @@ def write_race(
 
 
 def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | None = None) -> str:
-    """Return the film as SVG. Rungs of a ladder are sorted by their number."""
+    """Return the film of `write_race` as SVG. Runs of `kvsim compare --ladder` are put in the order of the ladder."""
     runs = list(recordings)
     if is_ladder(runs):
         runs.sort(key=lambda run: int(run.meta.extra[KEY]["rung"]))
@@ -104,7 +107,7 @@ def _result(run: Recording) -> str:
 
 
 def _animate(attribute: str, values: Any, length_s: float) -> str:
-    """Return an SVG animation of `attribute` through `values`, in the first nine tenths of the film."""
+    """Return an SVG animation of `attribute` through evenly spaced `values`, in the first nine tenths of `length_s`."""
     points = [*(f"{value:.1f}" for value in values), f"{values[-1]:.1f}"]
     times = [f"{0.9 * place / (len(values) - 1):.4f}" for place in range(len(values))] + ["1"]
     return (

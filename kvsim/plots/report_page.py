@@ -40,13 +40,12 @@ _TEMPLATE = Path(__file__).with_name("report.html")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFigure:
-    """A figure of the report."""
+    """Drawn figure: its file, a description, and the command that draws it."""
 
     file: str
     """Path of the figure's file in the report's folder."""
     alt_text: str
     command: str
-    """Command that draws the figure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +59,6 @@ class Facts:
     about: tuple[Row, ...]
     """Rows of the table of metadata."""
     results: tuple[Row, ...]
-    """Rows of the table of results."""
     commands: tuple[str, ...]
     """Commands that made the recordings and this report."""
     source: str
@@ -113,7 +111,10 @@ def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
 def _draw(
     recordings: Sequence[Recording], arguments: Sequence[str], folder: Path, progress: Callable[[int, int], None] | None
 ) -> list[ReportFigure]:
-    """Draw the figures of the report into `folder`. Figures for which the recordings lack data are left out."""
+    """Draw the figures of the report into `folder`. Figures for which the recordings lack data are left out.
+
+    `arguments` has the name of each recording on the command line.
+    """
     todo, shown = plans(recordings), []
     for number, plan in enumerate(todo):
         if progress is not None:

@@ -52,7 +52,7 @@ class StepWork:
 
     @classmethod
     def of(cls, recording: Recording, model: Model) -> StepWork:
-        """Compute the work of every step of `recording`."""
+        """Add up the work of the scheduled sequences of every step."""
         schedule, steps = recording.schedule, recording.steps
         # All terms are whole numbers, so that sums are exact in any order.
         num_tokens, num_seqs, pairs, read_tokens = np.zeros((4, len(steps)))
@@ -128,7 +128,10 @@ def roofline(
 
 
 def _in_parts(repeats: IntArray) -> Iterator[slice]:
-    """Divide the rows of a schedule into slices with at most `ROWS_AT_ONCE` repeats; a row with more is one slice."""
+    """Divide the rows of `Recording.schedule` into slices of at most `ROWS_AT_ONCE` steps, or of one row.
+
+    `repeats` has the number of steps for which each row holds.
+    """
     ends = np.cumsum(repeats, dtype=np.int64)
     begin = 0
     while begin < len(repeats):

@@ -30,7 +30,7 @@ def replay_of(recording: Recording) -> Replay:
 
 @lru_cache(maxsize=16)
 def waste_of(recording: Recording) -> Waste:
-    """Return the slots of `recording` by state, at its frames and in the gaps between its steps."""
+    """Return the cached `Waste` of `recording`: slots by state, at its frames and in the gaps between steps."""
     return waste(replay_of(recording))
 
 

@@ -1,4 +1,4 @@
-"""Figure of sessions over time, turn by turn, and of the part of its history that each turn found in the cache."""
+"""Figure of multi-turn sessions over time, and of the share of each turn's history that was found in the cache."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.metrics.session_turns import by_turn, session_turns
-from kvsim.plots.colors import Colors, Theme, palette_of
+from kvsim.plots.colors import Colors, Theme, figure_colors
 from kvsim.plots.picture import Picture
 from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import source_line
@@ -43,7 +43,9 @@ def _part_colors(colors: Colors) -> _Parts:
 def sessions(
     recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
 ) -> Picture:
-    """Draw the turns of each session over time, the evictions that hurt them, and the prompts of each turn."""
+    """Draw the turns of each session over time, with evictions of blocks that a later turn needed; below, the mean
+    prompt of the first, second, ... turns.
+    """
     turns, table = session_turns(recording), by_turn(recording.requests, recording.meta.pool.unit_tokens)
     shown = _shown(turns)
     with style(purpose, theme):
@@ -72,8 +74,12 @@ def _shown(turns: SessionTurns) -> IntArray:
 
 
 def _draw_time(axes: Axes, recording: Recording, turns: SessionTurns, shown: IntArray, line_pt: float) -> None:
-    """Draw a row per session: waiting and prompt, answer, pause; and where a lost block was evicted."""
-    requests, colors, parts = recording.requests, palette_of(axes), _part_colors(palette_of(axes))
+    """Draw a row per session: the time to the first token, the answer and the pause of each turn.
+
+    Crosses mark when a block was evicted that the turn needed. `shown` has the sessions to draw; of `turns`, the
+    values of all sessions are given.
+    """
+    requests, colors, parts = recording.requests, figure_colors(axes), _part_colors(figure_colors(axes))
     rows = np.flatnonzero(np.isin(turns.session, shown) & np.isfinite(requests.first_token_s))
     height = np.searchsorted(shown, turns.session[rows]).astype(np.float64) + 1
     end_s = np.where(np.isfinite(requests.finished_s[rows]), requests.finished_s[rows], recording.duration_s)
@@ -103,13 +109,15 @@ def _lines(axes: Axes, begin_s: FloatArray, end_s: FloatArray, height: FloatArra
 
 
 def _draw_prompts(axes: Axes, table: list[TurnFigures]) -> None:
-    """Draw the mean prompt of each turn: its tokens that were cached, lost, and new."""
+    """Draw the mean prompt of the first, second, ... turns: its prefix-cache hits, its history that was evicted and is
+    computed again, and its new tokens.
+    """
     place = np.arange(len(table))
     hits = np.array([row.hit_tokens for row in table], float)
     lost = np.array([row.lost_tokens for row in table], float)
     number = np.array([row.num_requests for row in table], float)
     whole = np.array([row.prompt_tokens for row in table], float)
-    bottom, parts = np.zeros(len(table)), _part_colors(palette_of(axes))
+    bottom, parts = np.zeros(len(table)), _part_colors(figure_colors(axes))
     for values, color in ((hits, parts.found), (lost, parts.lost), (whole - hits - lost, parts.new)):
         axes.bar(place, values / number, 0.7, bottom=bottom, color=color, linewidth=0)
         bottom += values / number

@@ -45,8 +45,8 @@ class Medium:
 
     width_in: float
     stretch: float
-    """Height of a figure divided by that of a web figure of equal width: above 1 in a column, where letters are
-    relatively larger.
+    """Factor on the height of a figure, compared with a web figure of equal width. It is above 1 where letters are
+    larger in relation to the width.
     """
     font_pt: float
     line_pt: float

@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import time_mean, waste_shares
-from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.colors import Theme, figure_colors
 from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import waste_of
 from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS, Purpose, Size, style
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Denominator: TypeAlias = Literal["pool", "allocated"]
 _LETTER_EM = 0.8
-"""Width of a letter of a number in multiples of the font size, with a share of the space around the number."""
+"""Width of a digit in multiples of the font size. It includes a part of the space around the number."""
 _BAR_HEIGHT = 0.5
 
 
@@ -83,11 +83,11 @@ def waste_bars(
 
 
 def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState], letter_percent: float) -> None:
-    """Draw a stacked bar for each row of `percent`, with a number on or below each part that is not tiny.
+    """Draw a stacked bar for each row of `percent`, with a number on or below each part of at least `LEGEND_PERCENT`.
 
     `letter_percent` is the width of a letter in percent of the axis.
     """
-    colors, left = palette_of(axes), np.zeros(len(percent))
+    colors, left = figure_colors(axes), np.zeros(len(percent))
     below = np.full(len(percent), -np.inf)  # right end of the last number below each bar
     for state in states:
         width = percent[:, state]
@@ -115,7 +115,7 @@ def _draw_bars(axes: Axes, percent: FloatArray, states: list[SlotState], letter_
 
 
 def _write_inside(axes: Axes, middle: float, row: int, number: str, state: SlotState) -> None:
-    colors = palette_of(axes)
+    colors = figure_colors(axes)
     color, background = colors.on(colors.states[state]), None
     if state in STATE_HATCHES:  # the number must be readable on a hatch
         background = {"facecolor": colors.states[state], "edgecolor": "none", "pad": 1}

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
-from kvsim.plots.colors import Theme, palette_of
+from kvsim.plots.colors import Theme, figure_colors
 from kvsim.plots.picture import Picture
 from kvsim.plots.sampling import TimeBins, waste_of
 from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS, Purpose, Size, style
@@ -64,9 +64,9 @@ def _draw_areas(axes: Axes, bins: TimeBins, held: FloatArray, states: list[SlotS
         bins.edges_s,
         layers,
         step="post",
-        colors=[palette_of(axes).states[state] for state in states],
+        colors=[figure_colors(axes).states[state] for state in states],
         labels=[STATE_LABELS[state] for state in states],
-        edgecolor=palette_of(axes).ground,
+        edgecolor=figure_colors(axes).ground,
         linewidth=0,
     )
     for state, area in zip(states, areas, strict=True):

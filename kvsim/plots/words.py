@@ -147,7 +147,7 @@ def seconds(value: float) -> str:
 
 
 def number(value: float) -> str:
-    """Format a mean count with three significant digits or all digits: "3.02", "51.3", "6,188"."""
+    """Format a mean count with three significant digits, or without decimals from 100 on: "3.02", "51.3", "6,188"."""
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.3g}"
 
 

@@ -43,7 +43,7 @@ def _table1(progress: ProgressCallback) -> list[float]:  # noqa: ARG001  nothing
 
 @cache
 def _saturated_percent(server: str) -> dict[str, float]:
-    """Return the shares of the pool in percent, by the paper's four classes, over the time in which requests wait."""
+    """Return the mean percent of the pool of each of `PAPER_CLASSES`, over the time in which requests wait."""
     workload = paper_lengths("sharegpt").workload(_NUM_SATURATING, arrivals=AllAtOnce())
     policy = SERVERS[server]
     return saturated_shares(simulate(workload, policy, machine(policy))).paper_percent

@@ -35,7 +35,7 @@ _ONE_BY_ONE = 20
 _THREE_WAYS = ("hf-h200-granite-350m-one-by-one", "hf-h200-granite-350m-batch500", "vllm-h200-granite-350m-gsm8k")
 """Recordings on an H200: requests one by one, in a padded batch of 500, and with vLLM.
 
-The step times of each way of serving are for the host of its recording.
+Each recording gives the speed of the host for the simulation of its way of serving.
 """
 _H200_KV_BYTES = 40 * GIB
 """Bytes of KV cache, as on the recorded machine: more than 500 answers need."""
@@ -93,7 +93,7 @@ def _mistral_ceilings() -> list[float]:
 
 
 def _mistral(progress: ProgressCallback) -> list[float]:
-    """Return the answers per second for requests with `_QUESTION` prompt tokens and `_ANSWER` output tokens."""
+    """Return the answers per second with 1, 16 and 256 requests at a time, then with 256 and weights of 4 bits."""
     gpu, model = find_gpu("A100-80G"), find_model("mistralai/Mistral-7B-Instruct-v0.3")
     quantized = model.served(quantization=find_quantization("awq"))
     paged = Paged(scheduler=ContinuousSettings(max_num_seqs=256, max_num_batched_tokens=16384, max_model_len=4096))
@@ -120,7 +120,7 @@ def _mistral(progress: ProgressCallback) -> list[float]:
 
 
 def _t4(progress: ProgressCallback) -> list[float]:
-    """Return the seconds of one request with 20 prompt tokens and 256 output tokens."""
+    """Return the seconds that 20 prompt and 256 output tokens take: with Hugging Face, and with vLLM."""
     gpu, model = find_gpu("T4"), find_model("meta-llama/Llama-2-7b-hf")
     workload = Workload(arrival_s=[0.0], prompt_tokens=[20], output_tokens=[256], name="one prompt")
     runs: list[tuple[str, Policy]] = [

@@ -90,7 +90,9 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
 
 
 def saturated_shares(recording: Recording) -> WasteShares:
-    """Return the mean shares of the pool by state, from the warm-up to the last step in which requests waited."""
+    """Return the mean shares of the pool by state, from the end of the warm-up to the last step in which requests
+    waited.
+    """
     slots = waste(recording).with_gaps()
     last = int(np.flatnonzero(recording.steps.waiting)[-1])
     begin_s, end_s = recording.steps.start_s[[int(WARM_UP * last), last]]
@@ -99,7 +101,7 @@ def saturated_shares(recording: Recording) -> WasteShares:
 
 
 def mean_running(recording: Recording, until_s: float) -> float:
-    """Return the mean number of running sequences over time, from the warm-up to `until_s`."""
+    """Return the mean number of running sequences over time, from the end of the warm-up to `until_s`."""
     since_s, running = Gaps.of(Replay(recording)).over_time(recording, "running")
     window = (since_s[:-1] >= WARM_UP * until_s) & (since_s[:-1] < until_s)
     return float(np.average(running[:-1][window], weights=np.diff(since_s)[window]))

@@ -153,7 +153,7 @@ def test_a_log_of_sglang(doctor: Run) -> None:
             "others_hold_it",
             "other processes hold memory",
         ),
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.1 GiB", "out_of_memory", "allocation"),
+        ("torch.OutOfMemoryError: CUDA out of memory. RemedyRun to allocate 1.1 GiB", "out_of_memory", "allocation"),
     ],
 )
 def test_a_failed_start_has_a_reason(line: str, reason: str, advice: str, doctor: Run) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.diagnosis import diagnose, glance, load_of, losses_of, server_of, spells_of
+from kvsim.diagnosis import diagnose, diagnose_metrics, load_of, losses_of, server_of, spells_of
 from kvsim.errors import UsageError
 from kvsim.fitting import Kind, Search, changes
 from kvsim.fitting.outcome import outcome_of
@@ -195,7 +195,7 @@ def test_metrics_say_whether_and_not_why(usage: float, waiting: int, preempted: 
     settings = {"usage": usage, "waiting": waiting, "finished": 100}
     first = parse_metrics(PAGE.format(preemptions=50, **settings), 0.0)
     last = replace(parse_metrics(PAGE.format(preemptions=50 + preempted, **settings)), time_s=6.0)
-    seen = glance([first, last])
+    seen = diagnose_metrics([first, last])
     assert seen.verdict.startswith(verdict)
     assert f"{round(1000 * usage):,} of 1,000 blocks of 16 tokens" in seen.facts[0]
     assert "which request took whose blocks, and when" in seen.unknown
@@ -218,7 +218,7 @@ def test_only_who_waits_at_every_look_is_held_back(waiting: tuple[int, ...], def
         parse_metrics(PAGE.format(usage=0.4, waiting=each, preemptions=0, finished=9) + by_reason, float(time_s))
         for time_s, each in enumerate(waiting)
     ]
-    assert glance(looks).verdict.startswith(verdict)
+    assert diagnose_metrics(looks).verdict.startswith(verdict)
 
 
 def test_metrics_without_a_hit_name_the_block_that_prompts_should_share() -> None:
@@ -228,15 +228,15 @@ def test_metrics_without_a_hit_name_the_block_that_prompts_should_share() -> Non
         [parse_metrics(page + counts.replace("'", '"').format(queried, hits), time_s) for time_s, queried, hits in each]
         for each in (((0.0, 100, 0), (6.0, 900, 0)), ((0.0, 100, 0), (6.0, 900, 80)))
     ]
-    assert glance(looks[0]).facts[-1] == (
+    assert diagnose_metrics(looks[0]).facts[-1] == (
         "0 % of prompt tokens were found in the prefix cache: no prompt begins with the same full block of 16 tokens "
         "as an earlier one, or that block was evicted before"
     )
-    assert glance(looks[1]).facts[-1] == "10 % of prompt tokens were found in the prefix cache"
+    assert diagnose_metrics(looks[1]).facts[-1] == "10 % of prompt tokens were found in the prefix cache"
 
 
 def test_a_single_look_knows_no_rate() -> None:
-    seen = glance([parse_metrics(PAGE.format(usage=0.2, waiting=0, preemptions=50, finished=0), 0.0)])
+    seen = diagnose_metrics([parse_metrics(PAGE.format(usage=0.2, waiting=0, preemptions=50, finished=0), 0.0)])
     assert "since the server started. Look for longer." in seen.verdict
     assert seen.as_dict()["preemptions_per_min"] is None
 

@@ -15,7 +15,7 @@ from kvsim.calibration.prior import vllm_prior
 from kvsim.cli import cli
 from kvsim.cli.diagnose_sglang import advice
 from kvsim.diagnosis import retractions_of, try_remedies
-from kvsim.diagnosis.retractions import Tried, expected_shares, policy_of
+from kvsim.diagnosis.retractions import RemedyRun, new_token_ratios, policy_of
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
@@ -64,7 +64,7 @@ def test_the_share_is_what_the_engine_keeps(monkeypatch: pytest.MonkeyPatch, is_
     policy = Radix(scheduler=replace(SCHEDULING, disable_overlap_schedule=not is_overlapped))
     recording = simulate(workload(), policy, machine_of(1500), engine="interpreted", check=True)
     assert recording.num_preemptions > 3
-    ratios = expected_shares(recording)
+    ratios = new_token_ratios(recording)
     np.testing.assert_allclose(ratios, [kept[step] for step in range(len(ratios))], rtol=1e-9)
 
 
@@ -106,12 +106,12 @@ def test_only_sglang_retracts() -> None:
         retractions_of(recording)
 
 
-def tried_values(lower: float, higher: float) -> list[Tried]:
+def tried_values(lower: float, higher: float) -> list[RemedyRun]:
     """Return four simulations, of 100 tokens/s as it is, and of these with other values."""
     rows = (("as it is", 1.0, 100.0), ("--schedule-conservativeness 0.3", 0.3, lower),
             ("--schedule-conservativeness 3", 3.0, higher), ("10 % more memory", 1.0, 120.0))  # fmt: skip
     return [
-        Tried(flags=flags, factor=factor, tokens_per_s=output, ttft_p99_s=2.0, num_retractions=4)
+        RemedyRun(flags=flags, factor=factor, tokens_per_s=output, ttft_p99_s=2.0, num_retractions=4)
         for flags, factor, output in rows
     ]
 

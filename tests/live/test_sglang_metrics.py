@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvsim.diagnosis import glance
+from kvsim.diagnosis import diagnose_metrics
 from kvsim.errors import RecordingError
 from kvsim.live.metrics import parse_metrics
 
@@ -45,7 +45,7 @@ def test_every_figure_by_hand() -> None:
 
 def test_who_waits_beside_free_memory_is_told_of_sglangs_limits() -> None:
     looks = [replace(parse_metrics(PAGE.format(usage=0.3, waiting=5, retracted=0)), time_s=at) for at in (0.0, 1.0)]
-    seen = glance(looks)
+    seen = diagnose_metrics(looks)
     assert seen.verdict.startswith("5 requests wait although 70 % of the pool is free: a limit of the scheduler")
     assert "max_running_requests or schedule_conservativeness" in seen.verdict
     assert "vllm" not in seen.to_record
