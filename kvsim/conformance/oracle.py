@@ -165,7 +165,7 @@ class OracleRun:
     @property
     def num_failures(self) -> int:
         """Number of outputs that the asynchronous scheduler did not await. Each of these would stop vLLM."""
-        return int(self._state.num_failures)
+        return int(self._state.num_unawaited_outputs)
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records that the oracle would write. There is no last one if a request can never be scheduled."""

@@ -17,7 +17,7 @@ from kvsim.conformance.sglang_files import SGLangRequest, SGLangWorkload, expand
 from kvsim.conformance.verdict import Verdict, difference
 from kvsim.engine.clock import SCHEDULED, UPDATED
 from kvsim.engine.coefficients import no_times
-from kvsim.engine.combinations import frees_twice
+from kvsim.engine.combinations import double_free_error
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan
 from kvsim.engine.known_requests import BEGIN_TOKENS, Demand
@@ -187,7 +187,7 @@ class SGLangRun:
             num_in_flight = state.num_in_flight
             moment = driver.next_moment()
             if state.failure == WINDOWS_FREED_TWICE:
-                raise frees_twice()
+                raise double_free_error()
             if state.failure != NO_FAILURE:
                 yield {"kind": "failed"}
                 return
@@ -209,7 +209,7 @@ class SGLangRun:
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """End the oldest copies, at most as many as `record` states. Return it with the numbers that ended."""
         state, ended = self._radix.state, {}
-        for name, under_way in (("written", state.num_written), ("loaded", state.num_loading)):
+        for name, under_way in (("written", state.num_storing), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
         link_copies.finish(self._engine, ended["written"], ended["loaded"])
         return {**record, **ended}
@@ -231,7 +231,7 @@ class SGLangRun:
 
     def _has_requests(self) -> bool:
         state, radix = self._engine.state, self._radix.state
-        awaits_copies = self._copies and (radix.num_written or radix.num_loading)
+        awaits_copies = self._copies and (radix.num_storing or radix.num_loading)
         return bool(state.num_running or state.num_waiting or radix.chunked or awaits_copies)
 
     def _arrive(self, number: int) -> list[str]:
@@ -349,7 +349,7 @@ class SGLangRun:
                     evicted[-1]["asked_windows"] = int(row.length)
             elif kind == RETRACTED:
                 name, outputs = self._name(subject), int(row.length)
-                retracted.append({"id": name, "outputs": outputs, "remaining": int(row.others)})
+                retracted.append({"id": name, "outputs": outputs, "remaining": int(row.num_continuing)})
             else:
                 runs: list[list[int]] = duplicates
                 if kind != DUPLICATE:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from kvsim.engine.arrays import column
 from kvsim.engine.ownership import MemoryKind
-from kvsim.engine.state import FULL, HAS_TAIL, NO_KEY, table_of
+from kvsim.engine.state import FULL_ATTENTION, HAS_TAIL, NO_KEY, table_of
 from kvsim.policies.releases import SecondKey, rules_of
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ class SecondKeys:
         is_used = self._rule is not SecondKey.NONE and workload.cache.enable_prefix_caching
         groups, num_groups = driver.engine.groups, int(driver.engine.settings.num_groups) if is_used else 0
         self._groups = [
-            index for index in range(num_groups) if groups[index].kind == FULL and groups[index].hashes_per_block > 1
+            index
+            for index in range(num_groups)
+            if groups[index].kind == FULL_ATTENTION and groups[index].hashes_per_block > 1
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}

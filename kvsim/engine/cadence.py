@@ -15,7 +15,7 @@ from kvsim.engine.state import Engine
 def begin_step(engine: Engine) -> None:
     """Decide whether the step being scheduled may compute prompts."""
     settings, state = engine.settings, engine.state
-    state.has_prefill = state.holds_prefills = False
+    state.has_prefill = state.bars_prefills = False
     if state.num_computing_steps == 0:
         state.last_prefill_step = -settings.prefill_interval  # the first step may compute prompts
     num_since = state.num_computing_steps + 1 - state.last_prefill_step
@@ -23,7 +23,7 @@ def begin_step(engine: Engine) -> None:
         return
     for index in range(state.num_running):
         if not engine.sequences[engine.running[index]].is_chunk:
-            state.holds_prefills = True
+            state.bars_prefills = True
             return
 
 
@@ -37,7 +37,7 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 def end_pass(engine: Engine) -> None:
     """Record whether the step leaves a waiting sequence that it did not skip, unless it must not compute prompts."""
     state = engine.state
-    if not state.holds_prefills:
+    if not state.bars_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over
 
 

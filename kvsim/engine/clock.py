@@ -81,7 +81,7 @@ def _advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one retur
         elif settings.answers and state.num_ended > num_ended:
             return ANSWERED
         elif settings.users_ask_again:
-            ask_again(engine, state.num_ended - num_ended)
+            send_next_requests(engine, state.num_ended - num_ended)
     return FULL
 
 
@@ -95,7 +95,7 @@ def next_arrival_s(engine: Engine) -> float:
 
 
 @part
-def ask_again(engine: Engine, num_users: int) -> None:
+def send_next_requests(engine: Engine, num_users: int) -> None:
     """Send the next `num_users` requests of the workload, to arrive after the think time (`Settings.think_s`)."""
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
@@ -149,7 +149,7 @@ def take_arrivals(engine: Engine) -> None:
         state.seq += 1
         times.arrival_seq = state.seq
         if not sequence.is_refused and settings.batch_size == 0:
-            state.host_s += entry_s(engine.step_times[0], sequence.prompt_tokens)
+            state.host_s += entry_s(engine.step_time_models[0], sequence.prompt_tokens)
         if settings.stamp_at_entry:
             times.arrival_s = state.host_s
         if sequence.is_refused:
@@ -168,32 +168,32 @@ def schedule(engine: Engine) -> None:
     state.seq += 1
     launched = engine.launched[state.next_launched]
     engine.scheduler.schedule(engine)
-    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or settings.notes_every_step
+    launched.is_recorded = state.num_in_batch > 0 or state.num_preempted > 0 or settings.records_every_step
     if not launched.is_recorded:
         return
     if settings.records_schedule:
         for index in range(state.num_listed):
             sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
             journal.scheduled(engine, sequence, sequence.computed - tokens, tokens, 1)
-    shape = write_down(engine)
+    shape = record_step(engine)
     engine.memory.start_transfers(engine)
     ready_s, launch_s = state.host_s, 0.0
     # In a synchronous pipeline every worker waits for the output of a step before it prepares the next.
     awaits_outputs = len(engine.stages) > 1 and settings.feedback == 0
     for index in range(len(engine.stages)):
         stage = engine.stages[index]
-        cost = step_time(engine.step_times[index], shape) if state.num_in_batch > 0 else steptime.NO_TIME
+        cost = step_time(engine.step_time_models[index], shape) if state.num_in_batch > 0 else steptime.NO_TIME
         worker_s = max(cost.prepare_s - cost.launch_s, 0.0) if awaits_outputs else 0.0
         free_s = 0.0 if awaits_outputs and state.num_in_batch == 0 else stage.free_s
         if index == 0:
             launch_s, launched.turnaround_s = cost.launch_s, cost.turnaround_s
             ready_s += cost.prepare_s - _SHARE_AFTER_KERNELS * worker_s
             if settings.feedback > 0:
-                ready_s = max(ready_s, engine.launched[_fed_back(engine)].done_s)
+                ready_s = max(ready_s, engine.launched[_fed_back_index(engine)].done_s)
             begin_s = max(ready_s, free_s) + host_swap.transfer_s(engine)
             begin_s = max(begin_s, engine.memory.kernels_begin_s(engine, cost.gpu_s))
         else:
-            begin_s = max(ready_s + passing_s(engine.step_times[index], shape.num_tokens), free_s)
+            begin_s = max(ready_s + passing_s(engine.step_time_models[index], shape.num_tokens), free_s)
         gpu_s, throttle = steptime.throttled_gpu_s(cost, begin_s, PowerThrottle(stage.throttle, stage.throttled_at_s))
         stage.throttle, stage.throttled_at_s = throttle.level, throttle.at_s
         ready_s = max(begin_s + gpu_s, state.host_s + cost.launch_s)
@@ -204,7 +204,7 @@ def schedule(engine: Engine) -> None:
 
 
 @part
-def _fed_back(engine: Engine) -> int:
+def _fed_back_index(engine: Engine) -> int:
     """Return the index in `Engine.launched` of the step whose tokens the newest step needs; see `Settings.feedback`."""
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
@@ -277,7 +277,7 @@ def has_room(engine: Engine) -> bool:
 
 
 @part
-def write_down(engine: Engine) -> StepShape:
+def record_step(engine: Engine) -> StepShape:
     """Record the step that was scheduled, except the tokens of each sequence, and return its shape."""
     state, encoder = engine.state, engine.encoder.state
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again

@@ -70,7 +70,7 @@ def check_several_groups(cache: PagedSettings) -> None:
         )
 
 
-def frees_twice() -> UsageError:
+def double_free_error() -> UsageError:
     """Return the error for a run in which SGLang frees window slots twice and goes on with damaged memory."""
     return UsageError(
         "SGLang frees slots of sliding windows twice in this run, and kvsim does not follow it from there on; leave "

@@ -87,7 +87,7 @@ class Transfer:
     """Number of tokens that came through the connector at the last admission or load."""
     done_s: float = 0.0
     """Time, in seconds, at which the load ends or another server has read the kept blocks."""
-    has_come: bool = False
+    is_load_reported: bool = False
     """True if the load has been reported as ended, until the scheduler visits the sequence."""
     has_failed: bool = False
     """True if some of the loaded blocks are bad."""

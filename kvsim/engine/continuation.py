@@ -13,7 +13,7 @@ from kvsim.engine.arrays import column, dtype_of
 from kvsim.engine.state import Engine
 
 _NOT_COPIED_BY_NAME = (
-    *("memory", "scheduler", "rules", "step_times"),  # the same in both engines
+    *("memory", "scheduler", "rules", "step_time_models"),  # the same in both engines
     *("external", "host", "connector", "radix", "encoder"),  # in `_parts_of`
     *("steps", "outputs", "gaps", "memory_rows"),  # rows that the caller has read
 )

@@ -16,20 +16,20 @@ from kvsim.engine.state import RUNNING, Engine
 @part
 def num_tokens_left(engine: Engine, budget: int) -> int:
     """Return the part of `budget` that one more sequence may use in the step; 0 or less if there is none."""
-    slots = engine.settings.draft_slots
+    slots = engine.settings.draft_budget_tokens
     return budget if slots == 0 else min(budget, engine.state.input_tokens - slots)
 
 
 @part
 def use_tokens(engine: Engine, num_tokens: int) -> None:
     """Subtract from the step's budget the tokens of one sequence, and the tokens that drafting takes for it."""
-    engine.state.input_tokens -= num_tokens + engine.settings.draft_slots
+    engine.state.input_tokens -= num_tokens + engine.settings.draft_budget_tokens
 
 
 @part
 def return_tokens(engine: Engine, num_tokens: int) -> None:
     """Undo `use_tokens` for a sequence that is taken out of the step."""
-    engine.state.input_tokens += num_tokens + engine.settings.draft_slots
+    engine.state.input_tokens += num_tokens + engine.settings.draft_budget_tokens
 
 
 @part
@@ -61,7 +61,7 @@ def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 
 @part
-def num_sure(engine: Engine, num_tokens: int) -> int:
+def num_final_tokens(engine: Engine, num_tokens: int) -> int:
     """Return how many of the first `num_tokens` tokens no drafting module will compute again."""
     return max(num_tokens - max(engine.settings.prompt_ahead_tokens - 1, 0), 0)
 
@@ -103,7 +103,7 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
     """
     settings = engine.settings
     is_stale = settings.late_outputs_block and sequence.status != RUNNING
-    rejected = num_wrong(engine, sequence, index)
+    rejected = num_rejected(engine, sequence, index)
     accepted = abs(engine.emitting_drafts[index]) - rejected
     if not is_stale and sequence.computed > 0:
         _take_back(engine, sequence, rejected)
@@ -138,7 +138,7 @@ def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 
 @part
-def num_wrong(engine: Engine, sequence: Sequence, index: int) -> int:
+def num_rejected(engine: Engine, sequence: Sequence, index: int) -> int:
     """Return the number of drafts that the step rejects for the sequence at `index` of `Engine.emitting`."""
     if engine.settings.num_drafts == 0:
         return 0

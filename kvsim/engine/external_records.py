@@ -26,7 +26,7 @@ class ExternalState:
     """Number of processed steps that computed tokens."""
     num_deferred: int = 0
     num_prefilling: int = 0
-    num_settled_calls: int = 0
+    num_idle_calls: int = 0
     """Number of the scheduler's latest consecutive calls without effect."""
 
 

@@ -65,7 +65,7 @@ class HostState:
 
     num_used: int = 0
     """Number of slots that were ever allocated. Slots that never were are allocated first, in order."""
-    last_given_back: int = 0
+    last_evicted: int = 0
     """Index of the host block evicted last, whose slot is allocated next once all slots have been used."""
     num_free: int = 0
     num_ghosts_used: int = 0
@@ -99,7 +99,7 @@ class HostBlock(Linked):
     """Index of the list that contains the block; -1 for none."""
     next_in_bucket: Small = 0
     """Index of the next record in its bucket; 0 for none."""
-    spared: int = 0
+    spared_in: int = 0
     """Value of `HostState.num_sparings` when the block was last protected from eviction."""
     next_of_job: Small = 0
     """Index of the next host block that the same store writes."""
@@ -165,7 +165,7 @@ class HostSequence:
     num_jobs: Small = 0
     stored: Small = 0
     """Number of leading host blocks of the request that are stored already, or will not be stored."""
-    num_recorded: Small = 0
+    num_stamped: Small = 0
     """Number of first entries of the request's table for whose blocks `HostTier.allocated_in` is set."""
     preempted_in: int = 0
 

@@ -146,7 +146,7 @@ class EnginePlan:
         if self.initial_free is not None:
             engine.state.num_free = len(self.initial_free)
         if isinstance(self.policy, Contiguous):
-            engine.state.num_holes = _cut_holes(engine, self.policy, self.num_units)
+            engine.state.num_holes = _write_free_ranges(engine, self.policy, self.num_units)
         return engine
 
     def _check(self, layout: KVCacheLayout) -> None:
@@ -190,7 +190,7 @@ class EnginePlan:
             scheduler=sglang_scheduler.SGLANG if isinstance(policy, Radix) else scheduler.SCHEDULER,
             rules=self.rules or _built_in_rules(self.eviction),
             settings=settings,
-            step_times=times,
+            step_time_models=times,
             stages=records_of(records.Stage, len(times)),
             state=make_one(records.State, compiled=compiled),
             sequences=_sequences(demand, policy, self.refused, most_drafts, compiled=compiled),
@@ -213,7 +213,7 @@ class EnginePlan:
             entries=zeros((room.num_places + 1) * room.width),
             prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
             blocks=_blocks(self.num_units if room.num_places else 0, self.initial_free, compiled=compiled),
-            readers=records_of(records.Readers, self.num_units + 1 if settings.has_windows else 0),
+            expiry_counts=records_of(records.ExpiryCount, self.num_units + 1 if settings.has_windows else 0),
             buckets=records_of(records.Bucket, num_buckets(demand, policy, self.num_units)),
             **self._optional_parts(settings, room, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
@@ -368,7 +368,7 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
     return numbers(np.concatenate(parts), compiled=compiled)
 
 
-def _cut_holes(engine: Engine, policy: Contiguous, num_units: int) -> int:
+def _write_free_ranges(engine: Engine, policy: Contiguous, num_units: int) -> int:
     """Write the free ranges of an empty contiguous memory; return their number.
 
     This is one range; with the buddy allocator, the largest powers of two that fill the memory.

@@ -98,7 +98,7 @@ class MemoryManager:
     name: str
 
     # Called by a scheduler.
-    take_over: Callable[[Engine, Sequence], bool] = _is_ready
+    use_load: Callable[[Engine, Sequence], bool] = _is_ready
     """Put what a waiting sequence has loaded into its table; return False while it is still loading."""
     find_prefix: Callable[[Engine, Sequence], int] = _none_of
     """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
@@ -112,7 +112,7 @@ class MemoryManager:
     """Put the first `num_tokens` tokens of a running sequence, which must be known, into the prefix cache."""
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence. If its status is `PREEMPTED`, it will be admitted again."""
-    frees_at_once: Callable[[Engine, Sequence], bool] = _is_ready
+    may_preempt: Callable[[Engine, Sequence], bool] = _is_ready
     """Tell whether a running sequence may be preempted. With some connectors, its blocks must become free at once."""
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the next admission of a sequence that is being preempted."""

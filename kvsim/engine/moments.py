@@ -43,11 +43,11 @@ def play(engine: Engine, num_moments: int) -> int:
             if kind == SCHEDULE or state.num_in_batch > 0 or state.num_preempted > 0:
                 if engine.settings.records_schedule:
                     journal.list_batch(engine)
-                clock.write_down(engine)
+                clock.record_step(engine)
                 if kind == LOOK:
                     return index + 1
             else:
-                _forget_last(engine)
+                _drop_newest(engine)
         elif kind == UPDATE:
             engine.scheduler.update(engine)
         elif kind == ADD:
@@ -58,7 +58,7 @@ def play(engine: Engine, num_moments: int) -> int:
 
 
 @part
-def _forget_last(engine: Engine) -> None:
+def _drop_newest(engine: Engine) -> None:
     """Remove the newest step in flight, which has no tokens."""
     state = engine.state
     state.num_in_flight -= 1

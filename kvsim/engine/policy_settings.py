@@ -91,7 +91,7 @@ def settings_of_loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
         "decode_interval": pipeline.decode_interval(async_scheduling=ahead),
         "feedback": pipeline.feedback(async_scheduling=ahead),
         "fills_pipeline": rules_of(policy.scheduler.vllm).fills_pipeline,
-        "notes_every_step": has_offload(policy) or pipeline.pipeline_parallel_size > 1,
+        "records_every_step": has_offload(policy) or pipeline.pipeline_parallel_size > 1,
     }
 
 
@@ -108,7 +108,7 @@ def settings_of_drafts(drafts: Drafts, policy: Paged) -> dict[str, Any]:
     return {
         "num_drafts": drafts.num_tokens,
         "lookahead_tokens": drafts.lookahead_tokens,
-        "draft_slots": drafts.step_tokens if by_request else 0,
+        "draft_budget_tokens": drafts.step_tokens if by_request else 0,
         "max_num_batched_tokens": chosen.max_num_batched_tokens
         - (0 if by_request else drafts.step_tokens * chosen.max_num_seqs),
         "ahead_tokens": drafts.ahead_tokens,
@@ -145,14 +145,14 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: int) -> dict[str, Any]:
     """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight.
 
-    They replace `frees_late` and `notes_every_step`, which native offload sets; it is never used with a connector.
+    They replace `frees_late` and `records_every_step`, which native offload sets; it is never used with a connector.
     """
     rules = rules_of(policy.scheduler.vllm)
     return {
         "frees_late": connector.consumes and most_in_flight > 1,
         "drops_late": connector.produces and rules.delivers_kept,
         "caches_processed": rules.caches_processed,
-        "notes_every_step": True,
+        "records_every_step": True,
     }
 
 
@@ -178,6 +178,6 @@ def may_skip_decodes(settings: records.Settings) -> bool:
         or settings.encoder_tokens
         or settings.compaction
         or settings.by_priority
-        or settings.notes_every_step
+        or settings.records_every_step
     )
     return not visits_sequences and settings.prefill_interval == 1

@@ -59,7 +59,7 @@ class RadixArguments:
     has_tree: bool = False
     eviction: int = LRU
     order: int = FCFS
-    num_rows: int = 0
+    max_running_requests: int = 0
     """Largest number of requests that run at once."""
     row_pages: int = 0
     """Number of pages in a row of the request table: those of the longest sequence."""
@@ -68,7 +68,7 @@ class RadixArguments:
     max_prefill_tokens: int = 0
     mixes: bool = False
     """True if running requests decode in the same step as a prefill."""
-    is_exclusive: bool = False
+    serializes_prefills: bool = False
     """True if a prefill that follows another prefill is launched after the output of the earlier one."""
     prefill_max_requests: int = 0
     """Largest number of requests in one prefill; 0 for no limit."""
@@ -141,7 +141,7 @@ class RadixState:
     """Index after the last entry of the current half of `RadixTables.node_pages` that is or was used."""
     entries_limit: int = 0
     """Index after the last entry of the current half of `RadixTables.node_pages`."""
-    clock: int = 0
+    num_accesses: int = 0
     """Counter from which accesses to the tree get their stamps."""
     locked_pages: int = 0
     num_free_rows: int = 0
@@ -154,7 +154,7 @@ class RadixState:
     """Number of requests in the last prefill's batch, without decodes that are mixed in."""
     num_ended_before: int = 0
     """Value of `State.num_ended` when the running batch was last filtered."""
-    num_last: int = 0
+    num_last_prefill: int = 0
     """Number of requests in the last prefill's batch, with decodes mixed in; see `RadixTables.last`."""
     runs_last: bool = False
     """True if the running batch is the last prefill. SGLang counts its first decode as this prefill."""
@@ -168,10 +168,10 @@ class RadixState:
     """True if the running batch counts as full: no waiting request is tried before a request leaves."""
     ratio: float = 0.0
     """Share of its remaining output limit that each running request is currently expected to use."""
-    is_rested: bool = True
+    is_ratio_reset: bool = True
     """True if `ratio` has been reset since the last batch."""
     interval_left: int = 0
-    num_refreshes: int = 0
+    num_waiting_passes: int = 0
     """Number of passes with waiting requests since the run began. In some of these, their prefixes are matched."""
     num_entered: int = 0
     """Number of times that a request has entered the queue, since the run began."""
@@ -183,7 +183,7 @@ class RadixState:
     num_launched: int = 0
     launched_mode: int = NO_BATCH
     """Kind of the batch that was launched last. A decode includes all running requests."""
-    most_results: int = 0
+    results_until_scan: int = 0
     """Number of results after which the running requests are scanned again for those that end by length."""
     total_offset: float = 0.0
     """Number of further slots that running and admitted requests are expected to need."""
@@ -200,7 +200,7 @@ class RadixState:
     num_needs: int = -1
     """Number of used records in `RadixTables.needs`; -1 before the first candidate of a pass."""
     num_free_host: int = 0
-    num_written: int = 0
+    num_storing: int = 0
     """Number of copies to the host in progress, as far as the scheduler knows."""
     num_loading: int = 0
     """Number of loads from the host in progress, as far as the scheduler knows."""
@@ -217,7 +217,7 @@ class RadixState:
     """Time at which the loads of the newest step begin, in seconds."""
     load_free_s: float = 0.0
     """Time at which all copies from the host that were begun have ended, in seconds."""
-    num_step_loads: int = 0
+    num_step_load_pages: int = 0
     """Number of pages that the step being scheduled loads from the host."""
     awaited_s: float = 0.0
     """Time in seconds until which the host waits for copies of evicted nodes."""
@@ -237,7 +237,7 @@ class FreeList:
     """Index in `RadixTables.free_pages` of the page that is allocated next."""
     tail: int = 0
     """Index in `RadixTables.free_pages` after the last free page."""
-    back: int = 0
+    collected_end: int = 0
     """Index in `RadixTables.free_pages` after the last collected page. Collected pages follow the free ones."""
     num_collected: int = 0
 
@@ -315,7 +315,7 @@ class Holding:
     """Last node of the path that the request locks."""
     edge: Small = 0
     """Value of `Node.edge` at which the request's locks on windows end; 0 if the whole path is locked."""
-    gone_tokens: Small = 0
+    freed_window_tokens: Small = 0
     """Number of leading tokens whose window slots the request has freed."""
     branch_tokens: Small = 0
     """Number of leading tokens in the tree, if the hit is shorter because nodes lack their windows; otherwise 0."""
@@ -395,7 +395,7 @@ class CacheEvent:
     """Number of slots to evict (`ASKED`), of the request (`RETRACTED`), or otherwise of the first page."""
     length: Small = 0
     """Number of window slots to evict (`ASKED`), of output tokens (`RETRACTED`), or otherwise of pages."""
-    others: Small = 0
+    num_continuing: Small = 0
     """Number of requests in the batch that continue while a request is retracted; 0 for other kinds."""
 
 
@@ -412,13 +412,13 @@ class RadixTables(NamedTuple):
 
     settings: RadixArguments
     state: RadixState
-    free: Records[FreeList]
+    free_lists: Records[FreeList]
     """Free lists of the pools `SLOTS` and `WINDOWS`, in this order."""
     free_pages: Numbers
     """Rings of both pools, one after the other. Window pages are numbered after the other pages."""
     node_pages: Numbers
     """Pages of all nodes, in one of two halves. When a half is full, the used entries are copied to the other half."""
-    windows: Numbers
+    window_pages: Numbers
     """Window page of each page; `NO_PAGE` if it has none."""
     nodes: Records[Node]
     leaves: Numbers

@@ -20,12 +20,12 @@ FeatureFlag = Annotated[bool, np.bool_, _FEATURE]
 """A `Feature` that is True or False."""
 NEVER = (1 << 31) - 1
 """A number of tokens that no sequence reaches."""
-NO_FAILURE, LOADS_UNRECORDED, RUNS_UNRECORDED, WINDOWS_FREED_TWICE, SLOTS_MISSING, TWO_CHUNKED = range(6)
+NO_FAILURE, LOADS_UNRECORDED, RANGES_UNRECORDED, WINDOWS_FREED_TWICE, SLOTS_MISSING, TWO_CHUNKED = range(6)
 """Reasons for which a run ends before its requests do:
 
 - `NO_FAILURE`: none.
 - `LOADS_UNRECORDED`: in one step, more requests began to load than a recording has room for.
-- `RUNS_UNRECORDED`: one step of SGLang changed more runs of slots than a recording has room for.
+- `RANGES_UNRECORDED`: one step of SGLang changed more runs of slots than a recording has room for.
 - `WINDOWS_FREED_TWICE`: SGLang freed the window slots of a page twice, and goes on with damaged memory.
 - `SLOTS_MISSING`: SGLang admitted a batch that the pool lacks slots for, and ends.
 - `TWO_CHUNKED`: SGLang cut two prompts into chunks at once, and ends.
@@ -196,7 +196,7 @@ class Settings:
     """Number of slots that every running sequence holds for drafts, after the slots of its tokens."""
     num_drafts: Feature = 0
     """Number of tokens drafted for each sequence and step; 0 without drafts."""
-    draft_slots: Feature = 0
+    draft_budget_tokens: Feature = 0
     """Number of tokens of the step's budget that drafting itself takes for each sequence."""
     ahead_tokens: Feature = 0
     """Number of tokens after a block that the block's key covers, too."""
@@ -253,7 +253,7 @@ class Settings:
     """Seconds from an answer to the user's next request."""
     may_skip_decodes: bool = False
     """True if the scheduler may skip sequences that only decode; see `fast_forward`."""
-    notes_every_step: bool = False
+    records_every_step: bool = False
     """True if steps that neither compute nor preempt anything are recorded, too. Such a step may begin or report
     copies. In a pipeline, it counts for `decode_interval`.
     """
@@ -357,12 +357,12 @@ class State:
     num_drafts: int = 0
     """Number of tokens that are drafted for each sequence after the last scheduled step."""
     input_tokens: int = 0
-    """Number of tokens left of the step's budget, after those that drafting takes (`draft_slots`)."""
+    """Number of tokens left of the step's budget, after those that drafting takes (`draft_budget_tokens`)."""
     has_chunk: bool = False
     """True if the step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
     """Largest number of tokens of one prompt in the step being scheduled; 0 if only the budget limits it."""
-    holds_prefills: bool = False
+    bars_prefills: bool = False
     """True if the step being scheduled must not compute prompts."""
     has_prefill: bool = False
     """True if the step being scheduled admits a sequence with more than one token to compute."""
@@ -377,7 +377,7 @@ class State:
     num_adapter_passes: int = 0
     """Number of calls of `adapters.begin_pass`."""
     num_adapters: int = 0
-    num_failures: int = 0
+    num_unawaited_outputs: int = 0
     """Number of discarded outputs that the scheduler did not await. Each raises an AssertionError in vLLM."""
     num_left_skipped: int = 0
     """Number of preempted sequences that a late output ended while they were skipped. vLLM up to 0.30 raises a
@@ -389,8 +389,8 @@ class State:
     """Number of steps with more adapters than adapter slots. vLLM raises an AssertionError for each."""
     num_padding_drafts: int = 0
     """Number of padding drafts of the next waiting sequence, if it is admitted now."""
-    num_counts: int = 0
-    """Number of times that `groups.expired_slots` has counted since the run began; see `Readers.seen_in`."""
+    num_expiry_counts: int = 0
+    """Number of times that `groups.expired_slots` has counted since the run began; see `ExpiryCount.seen_in`."""
     hit_tokens: int = 0
     """Number of leading tokens of the sequence being admitted that are in the prefix cache."""
     num_partly_cached: int = 0
@@ -431,7 +431,7 @@ class State:
     num_schedule_rows: int = 0
     failure: int = NO_FAILURE
     """Reason for which the run ends before its requests do; see `NO_FAILURE`."""
-    subject: int = 0
+    stalled_sequence: int = 0
     """Number of the sequence for which the engine has no room when a slice ends with `clock.STALLED`."""
 
 
@@ -542,7 +542,7 @@ class Unsure:
 
     slots: int = 0
     """Number of slots that the sequence holds for the token."""
-    since_s: float = 0.0
+    allocated_s_sum: float = 0.0
     """Sum over the `slots` of the times at which they were allocated, in seconds."""
     slot_s: float = 0.0
     """Slot-seconds for which the slots were held in vain; minus infinity if the token was computed."""
@@ -584,7 +584,7 @@ class Group:
     """Number of tokens in the window or chunk; 0 if there is none."""
     mode: int = 0
     """States that a recurrent group keeps: `LIVE_STATE`, `EVERY_STATE` or `ALIGNED`."""
-    cap_blocks: int = 0
+    most_blocks: int = 0
     """Largest number of blocks that one sequence holds at once. Used for windows and chunks."""
     hashes_per_block: int = 0
     """Number of prompt hashes that one block covers."""
@@ -608,7 +608,7 @@ class Group:
     """True if every full block is put into the prefix cache."""
     drops_hit: bool = False
     """True if the last block of a hit is computed again, because a group of this kind has layers of the draft model."""
-    is_dropped: bool = False
+    has_dropped_hit: bool = False
     """True if the lookup has left out the group's last hit block (see `drops_hit`) since the common hit last
     changed.
     """
@@ -620,7 +620,7 @@ class Group:
     """Index of the next group of the same kind, which is looked up together with this one; -1 if there is none."""
     next_in_lookup: int = 0
     """Index of the first group of the kind that is looked up after this one; -1 if this kind is the last."""
-    num_shared: int = 0
+    num_duplicate_entries: int = 0
     """Number of entries in the group's tables minus the number of distinct blocks there, without null blocks."""
     num_hits: int = 0
     """Number of hit blocks, null blocks included, of the sequence being admitted."""
@@ -642,7 +642,7 @@ class Table:
     """
     num_removed: Small = 0
     """Number of leading entries whose blocks were freed. Used only in aligned recurrent groups."""
-    last_state: Small = 0
+    previous_state: Small = 0
     """Index of the entry with the second newest state; -1 for none. Used only in aligned recurrent groups."""
     owns_state: bool = False
     """True if the sequence has allocated a state, in addition to the states that it hit."""
@@ -692,11 +692,11 @@ class Block(Bucketed):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Readers:
+class ExpiryCount:
     """Working memory of one block while expired tokens are counted."""
 
     seen_in: Small = 0
-    """Number of the last count that visited the block; see `State.num_counts`."""
+    """Number of the last count that visited the block; see `State.num_expiry_counts`."""
     num_seen: Small = 0
     """Number of tables with the block that this count has visited."""
     least_expired: Small = 0

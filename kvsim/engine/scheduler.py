@@ -65,7 +65,7 @@ def schedule(engine: Engine) -> None:
     assert 0 <= budget <= engine.settings.max_num_batched_tokens
     state.num_tokens_in_batch = engine.settings.max_num_batched_tokens - budget
     state.num_in_batch = state.num_listed + state.num_quiet
-    describe(engine)
+    count_shape(engine)
     if engine.settings.num_drafts > 0:
         drafting.end_step(engine)
     _commit(engine)
@@ -103,13 +103,13 @@ def update(engine: Engine) -> None:
     for index in range(first, first + engine.launched[launched].num_emitting):
         sequence = engine.sequences[engine.emitting[index]]
         if settings.encoder_tokens > 0:
-            wrong = drafting.num_wrong(engine, sequence, index)
+            wrong = drafting.num_rejected(engine, sequence, index)
             num_settled = encoder_cache.settle(engine, launched, num_settled, sequence.number, wrong)
         # The sequence may have ended after this step was scheduled ahead: its token is discarded.
         if sequence.status in (FINISHED, ABORTED):
             continue
         if settings.ahead and sequence.placeholders == 0 and not settings.late_outputs_block:
-            state.num_failures += 1  # vLLM ends here, with an AssertionError
+            state.num_unawaited_outputs += 1  # vLLM ends here, with an AssertionError
             continue
         _append_output(engine, sequence, index, now_s)
         if sequence.num_tokens >= sequence.end_tokens:
@@ -153,13 +153,13 @@ def is_stalled(engine: Engine) -> bool:
             place = (state.next_launched - 1 - back) % engine.settings.most_in_flight
             if engine.launched[place].num_computing > 0:
                 return False
-        state.subject = engine.running[0]
+        state.stalled_sequence = engine.running[0]
         return not engine.memory.awaits_transfers(engine) and not engine.memory.awaits_others(engine)
     if state.num_running > 0 or state.num_waiting == 0 or engine.memory.awaits_transfers(engine):
         return False
     if engine.memory.awaits_others(engine):
         return False
-    state.subject = waiting_queue.next_in_pass(engine).number
+    state.stalled_sequence = waiting_queue.next_in_pass(engine).number
     return True
 
 
@@ -194,12 +194,12 @@ def serve_running(engine: Engine, budget: int) -> int:
             break
         sequence = engine.sequences[engine.running[index]]
         index += 1
-        num_tokens = num_tokens_to_go_on_with(engine, sequence, most)
+        num_tokens = num_tokens_to_continue(engine, sequence, most)
         if num_tokens <= 0:
             continue
         while not (has_room(sequence, num_tokens) or engine.memory.grow(engine, sequence, num_tokens)):
             chosen = engine.rules.choose_victim(engine, sequence)
-            if not engine.memory.frees_at_once(engine, engine.sequences[engine.running[chosen]]):
+            if not engine.memory.may_preempt(engine, engine.sequences[engine.running[chosen]]):
                 fast_forward.catch_up_from(engine, index, state.num_scheduled - 1)
                 return budget
             victim = remove_running(engine, chosen)
@@ -239,15 +239,15 @@ def admit_waiting(engine: Engine, budget: int) -> int:
             break
         sequence = engine.rules.choose_next(engine)
         is_late = settings.late_outputs_block and not settings.drops_late and sequence.in_flight > 0
-        is_ready = memory.take_over(engine, sequence) and not is_late
+        is_ready = memory.use_load(engine, sequence) and not is_late
         needs_slot = settings.max_adapters > 0 and not adapters.has_slot(engine, sequence)
         computed = SKIP if needs_slot or not is_ready else memory.find_prefix(engine, sequence)
-        if computed == STOP or (computed >= 0 and state.holds_prefills and cadence.is_prefill(sequence, computed)):
+        if computed == STOP or (computed >= 0 and state.bars_prefills and cadence.is_prefill(sequence, computed)):
             break
         if computed == SKIP:
             waiting_queue.skip(engine, sequence)
             continue
-        num_tokens = _num_tokens_to_begin_with(engine, sequence, computed, most)
+        num_tokens = _num_tokens_to_start(engine, sequence, computed, most)
         if num_tokens == SKIP:
             waiting_queue.skip(engine, sequence)
             continue
@@ -276,14 +276,14 @@ def _admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -
 
 
 @part
-def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) -> int:
+def num_tokens_to_continue(engine: Engine, sequence: Sequence, budget: int) -> int:
     """Return the number of tokens that a running sequence computes in the step; 0 or less if it computes none."""
     settings, placeholders = engine.settings, sequence.placeholders
     if placeholders > 0 and sequence.computed + 2 - placeholders >= sequence.limit_tokens:
         return 0  # a step in flight yields its last allowed token
     if engine.state.num_scheduled < sequence.decodes_from:
         return 0  # its last token has not come back to the first stage
-    if engine.state.holds_prefills and sequence.is_chunk:
+    if engine.state.bars_prefills and sequence.is_chunk:
         return 0
     num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
     if 0 < engine.state.most_prompt_tokens < num_tokens:
@@ -302,7 +302,7 @@ def num_tokens_to_go_on_with(engine: Engine, sequence: Sequence, budget: int) ->
 
 
 @part
-def _num_tokens_to_begin_with(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
+def _num_tokens_to_start(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence computes in its first step. 0: the step admits no further
     sequence. `SKIP`: the step skips this sequence.
     """
@@ -371,7 +371,7 @@ def preempt(engine: Engine, sequence: Sequence) -> None:
     sequence.preemptions += 1
     engine.lists[state.num_preempted].preempted = sequence.number
     state.num_preempted += 1
-    waiting_queue.push_preempted(engine, sequence)
+    waiting_queue.push_again(engine, sequence)
 
 
 @part
@@ -450,7 +450,7 @@ def _put_into_batch(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 
 @part
-def describe(engine: Engine) -> None:
+def count_shape(engine: Engine) -> None:
     """Count the prefill tokens, context tokens and attention pairs of the step, on which its time depends."""
     state = engine.state
     num_prefill_tokens = attention_pairs = 0

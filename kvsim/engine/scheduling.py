@@ -36,7 +36,7 @@ class Scheduler:
     num_running: Callable[[Engine], int]
     """Return the number of sequences that hold memory, and of those that a chosen batch will give memory."""
     is_stalled: Callable[[Engine], bool]
-    """Tell whether the engine would wait for ever. `State.subject` is then the sequence without room."""
+    """Tell whether the engine would wait for ever. `State.stalled_sequence` is then the sequence without room."""
 
     def __repr__(self) -> str:
         return self.name

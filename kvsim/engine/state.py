@@ -22,7 +22,7 @@ from kvsim.engine.scheduling import Scheduler
 
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
 """Values of `Sequence.status`. A sequence that is `LOADING` waits for KV from outside, and has blocks already."""
-FULL, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
+FULL_ATTENTION, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
 """Kinds of KV-cache groups, by what their layers keep: all tokens, a window, a chunk, or one state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
 """States that a recurrent group keeps, for each value of vLLM's `mamba_cache_mode`.
@@ -74,7 +74,7 @@ class Engine(NamedTuple):
     rules: Rules
     """Decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
     settings: records.Settings
-    step_times: Records[Any]
+    step_time_models: Records[Any]
     """Step-time model of every pipeline stage; in a compiled engine, its coefficients."""
     stages: Records[records.Stage]
     """Pipeline stages, in the order in which a step passes through them."""
@@ -123,7 +123,7 @@ class Engine(NamedTuple):
     prompt_keys: Numbers
     """Keys of the full blocks of all prompts, end to end."""
     blocks: Records[records.Block]
-    readers: Records[records.Readers]
+    expiry_counts: Records[records.ExpiryCount]
     """Working memory for counting expired tokens, one record for each block; empty unless layers have windows."""
     buckets: Records[records.Bucket]
     """Buckets of the prefix cache. A block is in the bucket of its key."""

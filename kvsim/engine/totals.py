@@ -61,7 +61,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 
 @part
-def drop_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
+def remove_unread_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
     """Subtract `num_blocks` full blocks of a table in use from `State.useful` and `State.written`.
 
     They are freed because no layer reads them any more.
@@ -98,7 +98,7 @@ def shared_slots(engine: Engine) -> int:
     """Return by how much `State.written` counts slots too often, because several tables contain their block."""
     total = 0
     for group in range(len(engine.groups)):
-        total += engine.groups[group].num_shared * block_slots(engine, group)
+        total += engine.groups[group].num_duplicate_entries * block_slots(engine, group)
     return total
 
 
@@ -110,7 +110,7 @@ def block_slots(engine: Engine, group: int) -> int:
 
 
 @part
-def lose_tokens(engine: Engine, sequence: Sequence) -> None:
+def remove_computed(engine: Engine, sequence: Sequence) -> None:
     """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`. If the sequence freed
     slots of unsure tokens, it is listed for `settle_unsure_slots`.
     """
@@ -143,9 +143,9 @@ def settle_unsure_slots(engine: Engine, time_s: float) -> None:
         first = _first_unsure(engine, sequence)
         for index in range(first, first + sequence.num_unsure):
             unsure = engine.unsure[index]
-            unsure.slot_s += unsure.slots * time_s - unsure.since_s
+            unsure.slot_s += unsure.slots * time_s - unsure.allocated_s_sum
             unsure.slots = 0
-            unsure.since_s = 0.0
+            unsure.allocated_s_sum = 0.0
     state.num_unsure = 0
 
 
@@ -169,4 +169,4 @@ def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slo
     for token in range(max(before, sure), min(after, full)):
         unsure = engine.unsure[first + token]
         unsure.slots += slots
-        unsure.since_s += slots * state.host_s
+        unsure.allocated_s_sum += slots * state.host_s

@@ -31,7 +31,7 @@ def push(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def push_preempted(engine: Engine, sequence: Sequence) -> None:
+def push_again(engine: Engine, sequence: Sequence) -> None:
     """Return a preempted or skipped sequence to the queue."""
     if engine.settings.by_priority:
         _sift_up(engine, sequence.number, engine.state.num_queued)
@@ -142,7 +142,7 @@ def _put_back(engine: Engine) -> None:
         if sequence.status != LOADING and sequence.computed == 0:
             sequence.is_skipped = False
             state.num_waiting -= 1
-            push_preempted(engine, sequence)
+            push_again(engine, sequence)
     kept = 0
     for index in range(state.num_skipped_again):
         number = engine.skipped[half + index]

@@ -27,7 +27,7 @@ from kvsim.experiments.workers import Backend, Workers, workers
 from kvsim.files.arrow_table import read_table
 from kvsim.files.atomic import unwritable, whole_file
 from kvsim.files.marks import maker_of
-from kvsim.files.scratch import alone_in
+from kvsim.files.scratch import locked
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.run_verdict import limit_of, limit_words
 from kvsim.policies import AnyPolicy, describe
@@ -219,7 +219,7 @@ def _alone(parts: Path, file: Path) -> Iterator[None]:
     with ExitStack() as stack:
         try:
             parts.mkdir(parents=True, exist_ok=True)
-            alone = stack.enter_context(alone_in(parts))
+            alone = stack.enter_context(locked(parts))
         except OSError as error:
             raise UsageError(f"cannot write {parts}: {error.strerror}; choose a folder that may be written.") from error
         if not alone:

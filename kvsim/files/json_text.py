@@ -24,14 +24,14 @@ def parse(
         ValueError: the text is no JSON, too large, or has a key twice in an object.
     """
     text = text.decode() if isinstance(text, bytes) else text
-    check_extent(text)
+    check_limits(text)
     try:
-        return json.loads(text, object_pairs_hook=each_once, parse_constant=parse_constant, parse_float=parse_float)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=parse_constant, parse_float=parse_float)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
 
-def check_extent(text: str) -> None:
+def check_limits(text: str) -> None:
     """Check the limits `MOST_NESTED` and `MOST_VALUES`.
 
     Raises:
@@ -45,7 +45,7 @@ def check_extent(text: str) -> None:
         raise ValueError(f"it has {num_values:,} values, more than {MOST_VALUES:,}")
 
 
-def each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object with these keys and values.
 
     Raises:

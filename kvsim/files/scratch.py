@@ -71,7 +71,7 @@ def _remove_folders_in_use() -> None:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[bool]:
+def locked(folder: Path) -> Iterator[bool]:
     """Lock `folder` for the block. Yield False if another process has locked it, otherwise True."""
     try:
         lock = _lock(folder)

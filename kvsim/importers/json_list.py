@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from kvsim.errors import WorkloadError, reason_of
-from kvsim.files.json_text import check_extent, each_once
+from kvsim.files.json_text import check_limits, unique_keys
 from kvsim.importers.source import SourceRow
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class _Position:
     def __init__(self, path: Path, lines: list[str]) -> None:
         self._path, self._num_lines, self._pieces = path, len(lines), _pieces(lines)
         self._text, self._at, self._line = "", 0, 1
-        self._decode = json.JSONDecoder(object_pairs_hook=each_once).raw_decode
+        self._decode = json.JSONDecoder(object_pairs_hook=unique_keys).raw_decode
 
     def error(self, sentence: str) -> WorkloadError:
         return WorkloadError(f"{self._path}, line {min(self._line, self._num_lines)}: {sentence}.")
@@ -101,7 +101,7 @@ class _Position:
 
     def _check_extent(self) -> None:
         try:
-            check_extent(self._text)
+            check_limits(self._text)
         except ValueError as error:
             raise self.error(f"this is no request: {error}") from error
 

@@ -98,7 +98,7 @@ class BranchingCache:
         return self.pool.num_blocks - self.pool.num_free
 
     @property
-    def num_unshared(self) -> int:
+    def num_without_sharing(self) -> int:
         """Number of blocks that would be in use without sharing."""
         return sum(len(branch.blocks) for branch in self._branches)
 
@@ -227,7 +227,7 @@ def beam_search(
         for beam in beams:
             cache.append(beam)
         held += cache.num_held
-        unshared += cache.num_unshared
+        unshared += cache.num_without_sharing
     for beam in beams:
         cache.free(beam)
     return Sharing(held_block_steps=held, unshared_block_steps=unshared, num_copies=cache.num_copies - copies_before)

@@ -31,7 +31,7 @@ def check_pages(driver: Driver) -> None:
     engine = driver.engine
     radix, unit = engine.radix, engine.settings.unit_tokens
     places = Counter(free_pages_in_order(engine, SLOTS))
-    copied = [int(radix.written[index].node) for index in range(radix.state.num_written)]
+    copied = [int(radix.written[index].node) for index in range(radix.state.num_storing)]
     copied += [int(radix.loading[index].node) for index in range(radix.state.num_loading)]
     locked = []
     _check_ring(engine, SLOTS, engine.state.num_free)
@@ -103,7 +103,7 @@ def _check_windows(engine: Engine) -> None:
         if radix.nodes[node].has_window:
             held += pages
             num_cached += len(pages) if radix.nodes[node].window_locks == 0 else 0
-        elif any(radix.windows[page] for page in pages):
+        elif any(radix.window_pages[page] for page in pages):
             raise IntegrityError(f"node {node} lacks its windows, and a page of it has one.")
     if num_cached != radix.state.num_cached_windows:
         raise IntegrityError(
@@ -111,15 +111,15 @@ def _check_windows(engine: Engine) -> None:
         )
     for number in holders(engine):
         holding = radix.holdings[number]
-        held += _row(engine, number)[max(holding.protected_tokens, holding.gone_tokens) // unit :]
-    places = Counter(free) + Counter(int(radix.windows[page]) - first for page in held)
+        held += _row(engine, number)[max(holding.protected_tokens, holding.freed_window_tokens) // unit :]
+    places = Counter(free) + Counter(int(radix.window_pages[page]) - first for page in held)
     if set(places) != set(range(1, radix.settings.window_pages + 1)) or max(places.values()) > 1:
         raise IntegrityError(f"{len(places)} of {radix.settings.window_pages} pages of windows are in one place.")
 
 
 def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
     """Check that the free list of `pool` (`SLOTS` or `WINDOWS`) has `num_free` pages."""
-    free_list = engine.radix.free[pool]
+    free_list = engine.radix.free_lists[pool]
     num_listed = (free_list.tail - free_list.head) % (free_list.end - free_list.begin)
     if num_listed != num_free or free_list.num_collected:
         raise IntegrityError(f"{num_listed} pages are in the free list, {num_free} are counted.")

@@ -365,7 +365,7 @@ def vllm_failures(engine: Engine) -> dict[str, int]:
     """Count how often vLLM would have ended with an error, by cause; the keys are those in `meta.engine`."""
     state = engine.state
     return {
-        "vllm_failures": int(state.num_failures),
+        "vllm_failures": int(state.num_unawaited_outputs),
         "vllm_padding_failures": int(state.num_padding_failures),
         "vllm_adapter_failures": int(state.num_adapter_failures),
         "vllm_left_skipped": int(state.num_left_skipped),

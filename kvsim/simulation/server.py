@@ -28,14 +28,14 @@ from kvsim.engine.clock import (
     REACHED,
     STALLED,
 )
-from kvsim.engine.combinations import frees_twice
+from kvsim.engine.combinations import double_free_error
 from kvsim.engine.custom import custom_memory
 from kvsim.engine.driver import Driver
 from kvsim.engine.paged import prefix_cache, prefix_hits
 from kvsim.engine.radix.hierarchical import OF_SGLANG
 from kvsim.engine.records import (
     LOADS_UNRECORDED,
-    RUNS_UNRECORDED,
+    RANGES_UNRECORDED,
     SLOTS_MISSING,
     TWO_CHUNKED,
     WINDOWS_FREED_TWICE,
@@ -219,7 +219,7 @@ class ServerProcess:
             if outcome in (FULL, NEWS):
                 continue
             if outcome == STALLED:
-                number = driver.engine.state.subject
+                number = driver.engine.state.stalled_sequence
                 raise stalled(driver.engine, number, self._rows[number - 1])
             if outcome == FAILED:
                 raise failed(driver.engine.state.failure)
@@ -324,13 +324,13 @@ def failed(reason: int) -> KvsimError:
             "more requests begin to load from host memory in one step than a recording has room for; run "
             "without -o, or with a smaller --kv-offloading-size."
         )
-    if reason == RUNS_UNRECORDED:
+    if reason == RANGES_UNRECORDED:
         return BudgetError(
             "requests that are admitted in one step share more runs of slots than a recording has room for; run "
             "without -o, or with a larger --page-size."
         )
     if reason == WINDOWS_FREED_TWICE:
-        return frees_twice()
+        return double_free_error()
     if reason == SLOTS_MISSING:
         return StalledError(
             "SGLang ends in this run with an out-of-memory error: it admits a batch that needs more slots than are "

@@ -21,7 +21,7 @@ from kvsim.conformance.oracle_sglang import SGLangRun
 from kvsim.conformance.sglang_files import parse_sglang_workload
 from kvsim.engine.records import (
     LOADS_UNRECORDED,
-    RUNS_UNRECORDED,
+    RANGES_UNRECORDED,
     SLOTS_MISSING,
     TWO_CHUNKED,
     WINDOWS_FREED_TWICE,
@@ -84,7 +84,7 @@ def test_a_user_reads_in_one_sentence_that_sglang_freed_twice() -> None:
     ("failure", "words"),
     [
         (LOADS_UNRECORDED, "begin to load from host memory"),
-        (RUNS_UNRECORDED, "share more runs of slots"),
+        (RANGES_UNRECORDED, "share more runs of slots"),
         (WINDOWS_FREED_TWICE, "frees slots of sliding windows twice"),
         (SLOTS_MISSING, "out-of-memory error"),
         (TWO_CHUNKED, "AssertionError"),

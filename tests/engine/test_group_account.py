@@ -45,7 +45,7 @@ def more_held(engine: Engine) -> None:
 
 
 def fewer_shared(engine: Engine) -> None:
-    engine.groups[0].num_shared -= 1
+    engine.groups[0].num_duplicate_entries -= 1
 
 
 def less_useful(engine: Engine) -> None:

@@ -39,7 +39,7 @@ def test_it_is_in_order_after_every_operation(
                 waiting_queue.push(driver.engine, driver.sequence(node))
                 waiting.append(node)
             else:
-                waiting_queue.push_preempted(driver.engine, driver.sequence(node))
+                waiting_queue.push_again(driver.engine, driver.sequence(node))
                 waiting.insert(0, node)
         elif verb.startswith("remove") and waiting:
             node = waiting[pick % len(waiting)] if verb == "remove" else waiting_queue.peek(driver.engine).number

@@ -85,7 +85,7 @@ class Branching(RuleBasedStateMachine):
         self.cache.check_integrity()
         distinct = {token for tokens in self.tokens.values() for token in tokens}
         assert self.cache.breakdown()[SlotState.TOKEN] >= len(distinct)
-        assert self.cache.num_held <= self.cache.num_unshared
+        assert self.cache.num_held <= self.cache.num_without_sharing
 
 
 TestBranching = Branching.TestCase
@@ -97,7 +97,7 @@ def test_only_a_partial_block_that_others_hold_is_copied() -> None:
     first = cache.start(6)
     second = cache.fork(first)
     cache.append(first)
-    assert (cache.num_copies, cache.num_held, cache.num_unshared) == (1, 3, 4)
+    assert (cache.num_copies, cache.num_held, cache.num_without_sharing) == (1, 3, 4)
     cache.append(second)
     assert cache.num_copies == 1, "the second is alone in its block now"
     full = cache.start(8)

@@ -28,16 +28,16 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
     if sequence.status != LOADING:
         return True
     transfer = engine.connector.transfers[sequence.number]
-    if not transfer.has_come:
+    if not transfer.is_load_reported:
         return False
     external_kv.wait_again(sequence)
     if transfer.has_failed and sequence.computed == 0:
-        totals.lose_tokens(engine, sequence)
+        totals.remove_computed(engine, sequence)
         kv_cache.free_tables(engine, sequence)
         sequence.num_units = 0
     else:
         external_kv.end_load(engine, sequence)
-    transfer.has_come = transfer.has_failed = False
+    transfer.is_load_reported = transfer.has_failed = False
     return True
 
 
@@ -76,10 +76,10 @@ def free(engine: Engine, sequence: Sequence) -> None:
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     external_kv.end_prefilling(engine, sequence)
-    if sequence.status == LOADING and not transfer.has_come:
+    if sequence.status == LOADING and not transfer.is_load_reported:
         _hold(engine, sequence)
         return
-    transfer.has_come = transfer.has_failed = False
+    transfer.is_load_reported = transfer.has_failed = False
     if transfer.fetches:  # the sequence leaves before blocks were allocated for the fetch
         _notify_unneeded(engine, sequence)
     has_ended = sequence.num_tokens >= sequence.end_tokens and sequence.status in (RUNNING, PREEMPTED)
@@ -94,9 +94,9 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
+def may_preempt(engine: Engine, sequence: Sequence) -> bool:
     """Tell whether a running sequence may be preempted. In some releases, all its blocks must become free at once."""
-    return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
+    return not engine.connector.settings.spares_busy or external_kv.may_preempt(engine, sequence)
 
 
 @part
@@ -141,7 +141,7 @@ def after_update(engine: Engine) -> None:
         connector.state.num_loading -= report.is_load
         connector.transfers[sequence.number].ended_seq = engine.state.seq
         if sequence.status == LOADING:
-            connector.transfers[sequence.number].has_come = True
+            connector.transfers[sequence.number].is_load_reported = True
         elif connector.transfers[sequence.number].is_held:
             connector.transfers[sequence.number].is_held = False
             connector.state.num_held -= 1
@@ -149,7 +149,7 @@ def after_update(engine: Engine) -> None:
         num_due += 1
     connector.state.num_reports -= num_due
     if num_due > 0:
-        engine.external.state.num_settled_calls = 0
+        engine.external.state.num_idle_calls = 0
     for index in range(connector.state.num_reports):
         report, later = connector.reports[index], connector.reports[index + num_due]
         report.sequence, report.is_load, report.reported_in = later.sequence, later.is_load, later.reported_in
@@ -250,11 +250,11 @@ def _hold(engine: Engine, sequence: Sequence) -> None:
 CONNECTED = replace(
     kv_cache.PAGED,
     name="connected",
-    take_over=use_load,
+    use_load=use_load,
     find_prefix=find_prefix,
     admit=admit,
     free=free,
-    frees_at_once=frees_at_once,
+    may_preempt=may_preempt,
     awaits_transfers=awaits_transfers,
     after_schedule=after_schedule,
     before_update=before_update,

@@ -75,7 +75,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
     for index in range(connector.state.num_live):
         next_s = min(next_s, connector.transfers[connector.live[index]].done_s)
     if next_s < until_s:
-        engine.external.state.num_settled_calls = 0
+        engine.external.state.num_idle_calls = 0
         state.host_s = max(state.host_s, next_s)
         return
     connector.state.is_asleep, connector.state.wake_s = True, next_s

@@ -145,7 +145,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
     """Free all units of a sequence. The allocator may keep some of these in its prefix cache."""
     if sequence.num_units == 0:
         return
-    totals.lose_tokens(engine, sequence)
+    totals.remove_computed(engine, sequence)
     rules, state = _rules(engine), engine.state
     units, table = rules.units, rules.units.tables.pop(sequence.number)
     totals.remove_slots(engine, sequence, len(table) * engine.settings.unit_tokens)
@@ -153,7 +153,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
         units.refs[unit] -= 1
     freed = [unit for unit in table if units.refs[unit] == 0]
     state.num_free += len(freed)
-    engine.groups[0].num_shared -= len(table) - len(freed)
+    engine.groups[0].num_duplicate_entries -= len(table) - len(freed)
     answer = rules.ask(units.allocator.free, rules.served(engine, sequence), freed)
     kept = {int(unit) for unit in answer or ()} if units.shares else set()
     if wrong := [unit for unit in kept if unit not in freed or units.keys[unit] == NO_KEY]:
@@ -208,7 +208,7 @@ def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
             state.num_free -= 1
             state.num_cached -= 1
         else:
-            engine.groups[0].num_shared += 1
+            engine.groups[0].num_duplicate_entries += 1
         refs[unit] += 1
     for position, unit, length in _runs(found, 0):
         _write(engine, MemoryKind.SHARE, sequence.number - 1, position, unit, length)

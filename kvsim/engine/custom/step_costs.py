@@ -38,7 +38,7 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
         len(planned), sum(planned.values()), prefill_tokens, context_tokens, attention_pairs, 0.0, 0.0,
         _shared_tokens(engine, context_tokens, more_units), state.num_new_seqs + num_new_seqs,
     )  # fmt: skip
-    time = step_time(engine.step_times[0], shape)
+    time = step_time(engine.step_time_models[0], shape)
     return max(time.prepare_s + time.gpu_s, time.launch_s) + time.turnaround_s
 
 

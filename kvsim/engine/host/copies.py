@@ -89,7 +89,7 @@ def pass_time(engine: Engine, until_s: float) -> None:
     state, host = engine.state, engine.host
     if engine.settings.lockstep or not external_kv.is_settled(engine):
         return
-    engine.external.state.num_settled_calls = 0
+    engine.external.state.num_idle_calls = 0
     next_s = min(until_s, clock.next_arrival_s(engine))
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:

@@ -90,7 +90,7 @@ def touch(engine: Engine, key: int) -> None:
 @part
 def spare(engine: Engine, block: int) -> None:
     """Protect a host block from eviction until the next call of `begin_sparing`."""
-    engine.host.blocks[block].spared = engine.host.state.num_sparings
+    engine.host.blocks[block].spared_in = engine.host.state.num_sparings
 
 
 @part
@@ -146,8 +146,8 @@ def store(engine: Engine, key: int) -> int:
         block = NUM_LISTS + state.num_used
         state.num_used += 1
     else:
-        block = state.last_given_back
-        state.last_given_back = tier.blocks[block].next
+        block = state.last_evicted
+        state.last_evicted = tier.blocks[block].next
     tier.blocks[block].readers = WRITING
     tier.blocks[block].in_list = _UNLISTED
     _index(engine, block, key)
@@ -170,13 +170,13 @@ def _evict(engine: Engine, place: int) -> None:
     """
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
-    while tier.blocks[block].readers != 0 or tier.blocks[block].spared == state.num_sparings:
+    while tier.blocks[block].readers != 0 or tier.blocks[block].spared_in == state.num_sparings:
         block = tier.blocks[block].next
     key = tier.blocks[block].key
     _leave(engine, block)
     _unindex(engine, block)
-    tier.blocks[block].next = state.last_given_back
-    state.last_given_back = block
+    tier.blocks[block].next = state.last_evicted
+    state.last_evicted = block
     state.num_free += 1
     if tier.settings.adaptive:
         _remember_ghost(engine, RECENT_GHOSTS if place == RECENT else FREQUENT_GHOSTS, key)

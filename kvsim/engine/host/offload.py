@@ -24,7 +24,7 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
     """Return the number of tokens to load for a waiting sequence after the hits; `SKIP` if it has to wait."""
     host_sequence = engine.host.sequences[sequence.number]
-    host_sequence.num_recorded = 0
+    host_sequence.num_stamped = 0
     if host_sequence.num_jobs > 0:
         return SKIP
     load_tokens = _num_tokens_to_load(engine, sequence, hit_tokens)
@@ -48,7 +48,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens:
         host_pool.hold(engine, host_pool.find(engine, key_of(engine, sequence, index)))
     host_sequence.stored = job_record.end
     _record_allocations(engine, sequence)
-    host_sequence.num_recorded = 0
+    host_sequence.num_stamped = 0
     return True
 
 
@@ -156,9 +156,9 @@ def _touch(engine: Engine, sequence: Sequence) -> None:
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
     """Write the current scheduler call to `HostTier.allocated_in` for the blocks allocated to a sequence."""
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
-    for entry in range(table.begin + host_sequence.num_recorded, table.begin + table.num_blocks):
+    for entry in range(table.begin + host_sequence.num_stamped, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
-    host_sequence.num_recorded = table.num_blocks
+    host_sequence.num_stamped = table.num_blocks
 
 
 @part

@@ -96,7 +96,7 @@ def has_room_for_rows(engine: Engine) -> bool:
 TIERED = replace(
     kv_cache.PAGED,
     name="tiered",
-    take_over=use_load,
+    use_load=use_load,
     find_prefix=find_prefix,
     admit=external_kv.admit,
     free=free,

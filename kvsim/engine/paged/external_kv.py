@@ -87,7 +87,7 @@ def begin_step(engine: Engine, has_effect: bool) -> None:
     launched.computes = state.num_in_batch > 0
     if launched.computes:
         external.state.num_steps_begun += 1
-    external.state.num_settled_calls = 0 if has_effect else external.state.num_settled_calls + 1
+    external.state.num_idle_calls = 0 if has_effect else external.state.num_idle_calls + 1
     for index in range(state.num_in_batch):
         external.sequences[engine.batch[index]].last_step = external.state.num_steps_begun
     first = state.next_launched * engine.settings.max_num_seqs
@@ -118,7 +118,7 @@ def before_update(engine: Engine, place: int) -> None:
 
 
 @part
-def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
+def may_preempt(engine: Engine, sequence: Sequence) -> bool:
     """Tell whether the blocks of a sequence would become free at once, without waiting for steps in flight."""
     settings, external = engine.settings, engine.external
     is_idle = external.sequences[sequence.number].last_step <= external.state.num_steps_processed
@@ -131,8 +131,8 @@ def free(engine: Engine, sequence: Sequence) -> bool:
     if sequence.num_units == 0:
         return True
     sequence.num_units = 0  # the sequence has no table from here on, even if its blocks are freed later
-    totals.lose_tokens(engine, sequence)
-    if frees_at_once(engine, sequence):
+    totals.remove_computed(engine, sequence)
+    if may_preempt(engine, sequence):
         kv_cache.free_tables(engine, sequence)
         return True
     external = engine.external
@@ -147,7 +147,7 @@ def free(engine: Engine, sequence: Sequence) -> bool:
 @part
 def is_settled(engine: Engine) -> bool:
     """Tell whether calls of the scheduler have no effect until a transfer ends or a request arrives."""
-    return engine.external.state.num_settled_calls >= _SETTLED_CALLS
+    return engine.external.state.num_idle_calls >= _SETTLED_CALLS
 
 
 @part

@@ -11,7 +11,7 @@ from kvsim.engine import records
 from kvsim.engine.arrays import Records, make
 from kvsim.engine.paged import groups
 from kvsim.engine.records import NEVER
-from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, EVERY_STATE, FULL, LIVE_STATE, MAMBA, SLIDING_WINDOW
+from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, EVERY_STATE, FULL_ATTENTION, LIVE_STATE, MAMBA, SLIDING_WINDOW
 from kvsim.errors import UsageError
 from kvsim.kv_groups import CacheKind, KVCacheGroup, KVCacheLayout, MambaMode
 from kvsim.policies import Paged, Pipeline, Policy
@@ -19,8 +19,8 @@ from kvsim.policies.drafts import Drafts
 from kvsim.policies.releases import AlignedSplit, Junction, LeftOut, ReleaseRules, ReusedFirst, SecondKey, rules_of
 
 _KINDS = {
-    CacheKind.FULL: FULL,
-    CacheKind.MLA: FULL,
+    CacheKind.FULL: FULL_ATTENTION,
+    CacheKind.MLA: FULL_ATTENTION,
     CacheKind.SLIDING_WINDOW: SLIDING_WINDOW,
     CacheKind.CHUNKED_LOCAL: CHUNKED_LOCAL,
     CacheKind.MAMBA: MAMBA,
@@ -98,14 +98,14 @@ def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
     a hash.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
-    sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL]
+    sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL_ATTENTION]
     return has_keys and any(size > layout.hash_block_size for size in sizes)
 
 
 def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
     """Tell whether some group frees blocks of a running sequence only after the steps that read them."""
     waits = rules_of(policy.scheduler.vllm).windows_wait
-    return waits and any(_KINDS[group.kind] != FULL for group in layout.groups)
+    return waits and any(_KINDS[group.kind] != FULL_ATTENTION for group in layout.groups)
 
 
 def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None) -> bool:
@@ -132,7 +132,7 @@ def _lookup_order(layout: KVCacheLayout) -> list[int]:
     """Return the indices of the first group of each kind, in the order of lookup: full attention first."""
     specs = [group.spec for group in layout.groups]
     order = [specs.index(spec) for spec in dict.fromkeys(specs)]
-    return sorted(order, key=lambda first: _KINDS[layout.groups[first].kind] != FULL)
+    return sorted(order, key=lambda first: _KINDS[layout.groups[first].kind] != FULL_ATTENTION)
 
 
 def dropping_kinds(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
@@ -174,7 +174,7 @@ def records_of_groups(
         record.drops_hit = group.spec in dropping
         record.kind, record.block_size, record.window = _KINDS[group.kind], group.block_size, group.window or 0
         record.mode = _MODES[group.mamba_mode or MambaMode.NONE]
-        record.cap_blocks = kept.blocks_for(policy.max_model_len, most)
+        record.most_blocks = kept.blocks_for(policy.max_model_len, most)
         record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
         record.token_slots, record.state_slots = tokens[index], states[index]
         record.num_of_kind = specs.count(specs[index])

@@ -12,7 +12,7 @@ from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.paged import block_pool, prefix_cache
 from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.records import NEVER, Sequence
-from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, FULL, MAMBA, SLIDING_WINDOW, Engine, table_of
+from kvsim.engine.state import ALIGNED, CHUNKED_LOCAL, FULL_ATTENTION, MAMBA, SLIDING_WINDOW, Engine, table_of
 
 NO_GROUP = -1
 
@@ -45,7 +45,7 @@ def num_unread_tokens(engine: Engine, group: int, computed: int) -> int:
     It exceeds `num_skipped_tokens` if the layers have a window, but the group keeps every token.
     """
     record = engine.groups[group]
-    if record.kind == FULL and record.window > 0:
+    if record.kind == FULL_ATTENTION and record.window > 0:
         return max(0, computed - record.window + 1)
     return num_skipped_tokens(engine, group, computed)
 
@@ -66,7 +66,7 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
     record = engine.groups[group]
     required = num_blocks_for(engine, group, num_tokens)
     if capped and record.kind in (SLIDING_WINDOW, CHUNKED_LOCAL):
-        required = min(required, record.cap_blocks)
+        required = min(required, record.most_blocks)
     needed = max(required - record.num_hits, 0)
     if record.kind == MAMBA and record.mode == ALIGNED:
         needed = min(required - record.num_hits, 1)
@@ -109,7 +109,7 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
     """Free the blocks that a group need not keep after `computed` computed tokens, the last block first."""
     record = engine.groups[group]
-    if not engine.settings.has_windows or record.kind == FULL:
+    if not engine.settings.has_windows or record.kind == FULL_ATTENTION:
         return
     skipped = num_skipped_tokens(engine, group, computed)
     if skipped < record.block_size and record.kind != MAMBA:
@@ -127,7 +127,7 @@ def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, comput
     if index < end:
         _free_entries(engine, sequence, group, index, end, record.reuses_left_first)
     if record.kind == MAMBA and record.mode == ALIGNED:
-        last = table.last_state
+        last = table.previous_state
         if 0 <= last < -(-computed // record.block_size) - 1 and engine.entries[begin + last] != NULL_BLOCK:
             _free_entries(engine, sequence, group, last, last + 1, record.reuses_first)
 
@@ -138,7 +138,7 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
-    if record.kind == FULL:
+    if record.kind == FULL_ATTENTION:
         return room
     skipped = num_skipped_tokens(engine, group, computed) // block_size * block_size
     if record.kind == SLIDING_WINDOW:
@@ -224,9 +224,9 @@ def expired_slots(engine: Engine) -> int:
     if not settings.has_windows:
         return 0
     total = num_shared = 0
-    state.num_counts += 1
+    state.num_expiry_counts += 1
     for group in range(settings.num_groups):
-        num_shared += engine.groups[group].num_shared
+        num_shared += engine.groups[group].num_duplicate_entries
     for index in range(state.num_running):
         sequence = engine.sequences[engine.running[index]]
         computed = sequence.computed
@@ -251,7 +251,7 @@ def expired_slots(engine: Engine) -> int:
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
     """Return the number of tokens, or of recurrent states, in a table that its sequence will not read again."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
-    if table.num_held == 0 or (record.kind == FULL and record.window == 0):
+    if table.num_held == 0 or (record.kind == FULL_ATTENTION and record.window == 0):
         return 0
     if record.kind == MAMBA:
         return table.num_held - 1
@@ -265,7 +265,7 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots
-    if num_expired == 0 or record.num_shared == 0:
+    if num_expired == 0 or record.num_duplicate_entries == 0:
         return num_expired * slots
     if record.kind == MAMBA:
         return _expired_states(engine, sequence, group) * slots
@@ -306,7 +306,7 @@ def _expired_of(engine: Engine, block: int, amount: int) -> int:
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
         return amount
-    record, count = engine.readers[block], engine.state.num_counts
+    record, count = engine.expiry_counts[block], engine.state.num_expiry_counts
     if record.seen_in != count:
         record.seen_in, record.num_seen, record.least_expired = count, 0, amount
     record.num_seen += 1
@@ -372,7 +372,7 @@ def _free_entries(engine: Engine, sequence: Sequence, group: int, begin: int, en
             journal.release_block(engine, sequence, group, index, engine.entries[first + index])
             # If the sequence is preempted later, it looks this block up.
             prefix_cache.offer(engine, engine.entries[first + index])
-    totals.drop_blocks(engine, sequence, group, num_freed)
-    record.num_shared -= block_pool.free(engine, first + begin, first + end, reuses_first)
+    totals.remove_unread_blocks(engine, sequence, group, num_freed)
+    record.num_duplicate_entries -= block_pool.free(engine, first + begin, first + end, reuses_first)
     for index in range(begin, end):
         engine.entries[first + index] = NULL_BLOCK

@@ -13,7 +13,7 @@ from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import block_pool, groups, prefix_cache, prefix_hits
 from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.records import NEVER, Sequence
-from kvsim.engine.state import ALIGNED, FULL, HAS_TAIL, MAMBA, NO_KEY, Engine, table_of
+from kvsim.engine.state import ALIGNED, FULL_ATTENTION, HAS_TAIL, MAMBA, NO_KEY, Engine, table_of
 
 
 @part
@@ -131,7 +131,7 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
                 engine.blocks[block].cached_in = engine.state.num_scheduled
                 engine.rules.note_cached(engine, sequence, group, index)
             table.num_cached = index + 1
-        if settings.marks_tails and engine.groups[group].kind == FULL:
+        if settings.marks_tails and engine.groups[group].kind == FULL_ATTENTION:
             _mark_tail(engine, sequence, group, end_tokens)
     sequence.cache_at = _next_to_cache(engine, sequence, num_tokens)
 
@@ -165,9 +165,9 @@ def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
     if settings.num_drafts == 0:
         return end_tokens
     if settings.num_groups == 1:
-        end_tokens = drafting.num_sure(engine, num_tokens)
+        end_tokens = drafting.num_final_tokens(engine, num_tokens)
     elif settings.drops_last_hit and record.drops_hit and end_tokens > 0:
-        end_tokens = drafting.num_sure(engine, num_tokens)
+        end_tokens = drafting.num_final_tokens(engine, num_tokens)
         end_tokens = min(end_tokens, end_tokens // unit * unit + record.block_size)
     return end_tokens
 
@@ -225,7 +225,7 @@ def shared_tokens(engine: Engine, context_tokens: int) -> int:
         held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
         return max(context_tokens - held_tokens, 0)
     record = engine.groups[settings.first_in_lookup]
-    return record.num_shared * record.block_size if record.kind == FULL else 0
+    return record.num_duplicate_entries * record.block_size if record.kind == FULL_ATTENTION else 0
 
 
 @part
@@ -238,7 +238,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
         return
     if settings.host_blocks > 0:
         host_swap.send_out(engine, sequence)
-    totals.lose_tokens(engine, sequence)
+    totals.remove_computed(engine, sequence)
     free_tables(engine, sequence)
     sequence.num_units = 0
 
@@ -253,7 +253,7 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
         journal.release(engine, sequence, group, begin, begin + table.num_blocks, table.num_cached)
         totals.remove_blocks(engine, sequence, group)
         record = engine.groups[group]
-        record.num_shared -= block_pool.free(engine, begin, begin + table.num_blocks, record.reuses_first)
+        record.num_duplicate_entries -= block_pool.free(engine, begin, begin + table.num_blocks, record.reuses_first)
         table.num_blocks = table.num_cached = table.num_removed = 0
     engine.lists[state.num_free_places].free_place = sequence.place
     state.num_free_places += 1
@@ -268,7 +268,7 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
     num_hits = record.num_hits
     skipped = groups.num_skipped_tokens(engine, group, hit_tokens) // record.block_size
     table.num_blocks = table.num_cached = num_hits
-    table.last_state = num_hits - 1
+    table.previous_state = num_hits - 1
     table.owns_state = False
     num_held = 0
     for index in range(num_hits):
@@ -276,7 +276,7 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
         engine.entries[begin + index] = block
         if block != NULL_BLOCK:
             num_held += 1
-            record.num_shared += block_pool.touch(engine, block)
+            record.num_duplicate_entries += block_pool.touch(engine, block)
             engine.rules.note_hit(engine, sequence, block)
     if num_hits > 0:
         totals.add_blocks(engine, sequence, group, 0, num_held)
@@ -302,7 +302,7 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
         end = -(-num_tokens // record.block_size)
         if end > before:
             if table.owns_state:
-                table.last_state = before - 1
+                table.previous_state = before - 1
             table.owns_state = True
             for index in range(before, end - 1):
                 engine.entries[first + index] = NULL_BLOCK

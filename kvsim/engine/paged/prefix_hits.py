@@ -14,7 +14,7 @@ from kvsim.engine.paged import prefix_cache
 from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.paged.groups import NO_GROUP, first_hit
 from kvsim.engine.records import Sequence
-from kvsim.engine.state import CHUNKED_LOCAL, FULL, SLIDING_WINDOW, Engine
+from kvsim.engine.state import CHUNKED_LOCAL, FULL_ATTENTION, SLIDING_WINDOW, Engine
 
 _HASH_BITS = 32
 """Number of low bits that hold the index of a hash in the key of a block with unknown contents.
@@ -43,13 +43,15 @@ def find(engine: Engine, sequence: Sequence) -> int:
         return _find_blocks(engine, sequence, 0, limit, settings.drops_last_hit) * engine.groups[0].block_size
     _begin_leaving_out(engine)
     hit_tokens, longest, rounds = limit, 0, 0
-    first_is_full = engine.groups[settings.first_in_lookup].kind == FULL
+    first_is_full = engine.groups[settings.first_in_lookup].kind == FULL_ATTENTION
     while True:
         current, num_kinds = hit_tokens, 0
         first = settings.first_in_lookup
         while first != NO_GROUP:
             block_size = engine.groups[first].block_size
-            if engine.groups[first].kind == FULL and rounds > 0:  # its hit can end after any of its cached blocks
+            if (
+                engine.groups[first].kind == FULL_ATTENTION and rounds > 0
+            ):  # its hit can end after any of its cached blocks
                 current = current // block_size * block_size
             else:
                 current = _find_kind(engine, sequence, first, current, limit) * block_size
@@ -63,7 +65,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
         if num_kinds == 2 and first_is_full:  # the other kind was looked up within full attention's hit: both agree
             break
     first = settings.first_in_lookup
-    while first != NO_GROUP and engine.groups[first].kind == FULL:
+    while first != NO_GROUP and engine.groups[first].kind == FULL_ATTENTION:
         _cut(engine, first, hit_tokens)
         first = engine.groups[first].next_in_lookup if settings.cuts_every_full_kind else NO_GROUP
     if settings.bounds_first_chunk:
@@ -84,12 +86,12 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
     record, settings = engine.groups[first], engine.settings
     if not settings.drops_last_hit:
         return _find_blocks(engine, sequence, first, current, False)
-    if not record.drops_hit or record.is_dropped:
+    if not record.drops_hit or record.has_dropped_hit:
         num_hits = _find_blocks(engine, sequence, first, current, False)
         if num_hits * record.block_size < current:
             _begin_leaving_out(engine)
         return num_hits
-    record.is_dropped = True
+    record.has_dropped_hit = True
     until = sequence.num_tokens if settings.drops_after_prompt else limit
     return _find_blocks(engine, sequence, first, min(current + record.block_size, until), True)
 
@@ -101,7 +103,7 @@ def _begin_leaving_out(engine: Engine) -> None:
     """
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):
-            engine.groups[group].is_dropped = False
+            engine.groups[group].has_dropped_hit = False
 
 
 @part
@@ -123,7 +125,7 @@ def _find_blocks(engine: Engine, sequence: Sequence, first: int, limit: int, lea
     return the number of hit blocks in each group.
     """
     kind = engine.groups[first].kind
-    if not engine.settings.has_windows or kind == FULL:
+    if not engine.settings.has_windows or kind == FULL_ATTENTION:
         num_hits = _find_full(engine, sequence, first, limit, leaves_out)
     elif kind == SLIDING_WINDOW:
         num_hits = _find_window(engine, sequence, first, limit, leaves_out)

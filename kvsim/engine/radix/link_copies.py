@@ -33,23 +33,23 @@ def begin_store(engine: Engine, node: int) -> None:
     """Queue a copy of a node to the host for `start_stores`. The node's path stays locked until `finish`."""
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
-    _begin(engine, engine.radix.written[radix.num_written], node, engine.radix.nodes[node].num_pages)
-    engine.radix.written[radix.num_written].request = engine.radix.nodes[node].owner
-    radix.num_written += 1
+    _begin(engine, engine.radix.written[radix.num_storing], node, engine.radix.nodes[node].num_pages)
+    engine.radix.written[radix.num_storing].request = engine.radix.nodes[node].owner
+    radix.num_storing += 1
 
 
 @part
 def start_stores(engine: Engine) -> None:
     """Put all queued copies to the host on the link, as one copy."""
     radix, num_pages = engine.radix.state, 0
-    first = radix.num_written
+    first = radix.num_storing
     while first > 0 and engine.radix.written[first - 1].done_s == math.inf:
         first -= 1
         num_pages += engine.radix.written[first].num_pages
     if num_pages == 0 or engine.radix.settings.copies_end != BY_CLOCK:
         return
     radix.store_free_s = _after_kernels_s(engine, radix.store_free_s) + num_pages * engine.radix.settings.store_page_s
-    for index in range(first, radix.num_written):
+    for index in range(first, radix.num_storing):
         engine.radix.written[index].done_s = radix.store_free_s
 
 
@@ -57,7 +57,7 @@ def start_stores(engine: Engine) -> None:
 def store_now(engine: Engine, node: int) -> None:
     """Copy a node that is being evicted to the host. The host launches the step after the end of the copy."""
     radix, state = engine.radix.state, engine.state
-    copy = engine.radix.written[radix.num_written]
+    copy = engine.radix.written[radix.num_storing]
     _begin(engine, copy, node, engine.radix.nodes[node].num_pages)
     copy.request, copy.awaited_step = engine.radix.nodes[node].owner, state.num_steps
     if engine.radix.settings.copies_end == BY_CLOCK:
@@ -78,7 +78,7 @@ def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
     _begin(engine, engine.radix.loading[radix.num_loading], node, num_pages)
     engine.radix.loading[radix.num_loading].request = request
     engine.state.num_swapped_in += num_pages
-    radix.num_step_loads += num_pages
+    radix.num_step_load_pages += num_pages
     radix.num_loading += 1
 
 
@@ -90,10 +90,10 @@ def start_loads(engine: Engine) -> None:
     radix, state = engine.radix.state, engine.state
     _wait_for_stores(engine)
     state.num_swapped_out = state.num_swapped_in = 0
-    if radix.num_step_loads == 0:
+    if radix.num_step_load_pages == 0:
         return
     radix.load_begin_s = _after_kernels_s(engine, radix.load_free_s)
-    radix.load_free_s = radix.load_begin_s + radix.num_step_loads * engine.radix.settings.load_page_s
+    radix.load_free_s = radix.load_begin_s + radix.num_step_load_pages * engine.radix.settings.load_page_s
     for index in range(radix.num_loading):
         if engine.radix.loading[index].begun_step == state.num_steps - 1:
             engine.radix.loading[index].done_s = radix.load_free_s
@@ -105,9 +105,9 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
     are loaded layer by layer: the first layer waits for its part of the load, the last layer for all of it.
     """
     radix, num_layers = engine.radix.state, engine.radix.settings.num_layers
-    if radix.num_step_loads == 0:
+    if radix.num_step_load_pages == 0:
         return 0.0
-    radix.num_step_loads = 0
+    radix.num_step_load_pages = 0
     first_s = radix.load_begin_s + (radix.load_free_s - radix.load_begin_s) / num_layers
     return max(first_s, radix.load_free_s + gpu_s / num_layers - gpu_s)
 
@@ -118,10 +118,10 @@ def finish_ended(engine: Engine) -> None:
     radix, settings = engine.radix.state, engine.radix.settings
     _wait_for_stores(engine)  # if the pass before has launched no step
     if settings.copies_end == IN_NEXT_PASS:
-        finish(engine, radix.num_written, radix.num_loading)
+        finish(engine, radix.num_storing, radix.num_loading)
     elif settings.copies_end == BY_CLOCK:
         start_stores(engine)
-        num_written = _num_ended(engine, engine.radix.written, radix.num_written)
+        num_written = _num_ended(engine, engine.radix.written, radix.num_storing)
         finish(engine, num_written, _num_ended(engine, engine.radix.loading, radix.num_loading))
 
 
@@ -135,7 +135,7 @@ def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
     for index in range(num_loaded):
         _record(engine, engine.radix.loading[index], _LOAD)
         _finish_load(engine, engine.radix.loading[index].node)
-    radix.num_written = _drop_first(engine.radix.written, radix.num_written, num_written)
+    radix.num_storing = _drop_first(engine.radix.written, radix.num_storing, num_written)
     radix.num_loading = _drop_first(engine.radix.loading, radix.num_loading, num_loaded)
 
 
@@ -143,7 +143,7 @@ def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
 def next_end_s(engine: Engine) -> float:
     """Return the time in seconds at which the next copy ends. At least one must be in progress."""
     radix = engine.radix.state
-    if radix.num_written == 0:
+    if radix.num_storing == 0:
         return engine.radix.loading[0].done_s
     if radix.num_loading == 0:
         return engine.radix.written[0].done_s

@@ -62,4 +62,4 @@ def retracted(engine: Engine, sequence: Sequence, num_others: int) -> None:
 def _write(engine: Engine, kind: int, is_first: bool, subject: int, length: int, others: int) -> None:
     row = engine.radix.events[engine.radix.state.num_events]
     engine.radix.state.num_events += 1
-    row.kind, row.is_first, row.subject, row.length, row.others = kind, is_first, subject, length, others
+    row.kind, row.is_first, row.subject, row.length, row.num_continuing = kind, is_first, subject, length, others

@@ -94,7 +94,7 @@ def radix(
         state=_first_state(policy, num_rows, num_pages, num_windows, num_host_pages, compiled=compiled),
         **_free_lists((num_pages, num_windows), compiled=compiled),
         node_pages=zeros(2 * _half(num_pages)),
-        windows=zeros(num_pages + 1 if num_windows else 1),
+        window_pages=zeros(num_pages + 1 if num_windows else 1),
         nodes=_no_nodes(num_pages + num_host_pages, compiled=compiled),
         leaves=zeros(num_pages + 1),
         rows=zeros(num_rows * row_pages),
@@ -175,7 +175,7 @@ def _first_state(
     state.num_free_host = num_host_pages
     state.first_free_slot = min(num_host_pages, 1)
     state.num_free_windows, state.num_free_rows = num_windows, num_rows
-    state.ratio, state.is_rested = policy.scheduler.first_ratio, True
+    state.ratio, state.is_ratio_reset = policy.scheduler.first_ratio, True
     return state
 
 
@@ -186,11 +186,11 @@ def _free_lists(sizes: tuple[int, int], *, compiled: bool) -> dict[str, Any]:
         ring = np.zeros(2 * size + 2, np.int64)
         ring[:size] = np.arange(first_page, first_page + size)
         free[pool].begin = free[pool].head = begin
-        free[pool].tail = free[pool].back = begin + size
+        free[pool].tail = free[pool].collected_end = begin + size
         free[pool].end = begin + len(ring)
         first_page, begin = first_page + size, begin + len(ring)
         rings.append(ring)
-    return {"free": free, "free_pages": numbers(np.concatenate(rings), compiled=compiled)}
+    return {"free_lists": free, "free_pages": numbers(np.concatenate(rings), compiled=compiled)}
 
 
 def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> records.RadixArguments:
@@ -200,11 +200,11 @@ def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> record
         "has_tree": not cache.disable_radix_cache,
         "eviction": _EVICTIONS[cache.radix_eviction_policy],
         "order": _ORDERS["fcfs" if cache.disable_radix_cache and looks_at_cache else scheduler.schedule_policy],
-        "num_rows": scheduler.max_running_requests,
+        "max_running_requests": scheduler.max_running_requests,
         "chunk_tokens": max(scheduler.chunked_prefill_size, 0),
         "max_prefill_tokens": scheduler.max_prefill_tokens,
         "mixes": scheduler.enable_mixed_chunk and scheduler.chunked_prefill_size > 0,
-        "is_exclusive": scheduler.disable_consecutive_prefill_overlap,
+        "serializes_prefills": scheduler.disable_consecutive_prefill_overlap,
         "prefill_max_requests": scheduler.prefill_max_requests,
         "prefill_decode_interval": scheduler.prefill_decode_interval,
         "interval_min_seqs": scheduler.prefill_decode_interval_min_bs,

@@ -11,7 +11,7 @@ from kvsim.engine.arrays import Numbers
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.ownership import MemoryKind
 from kvsim.engine.radix_records import Node
-from kvsim.engine.records import RUNS_UNRECORDED, Sequence
+from kvsim.engine.records import RANGES_UNRECORDED, Sequence
 from kvsim.engine.state import Engine
 
 _APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
@@ -79,6 +79,6 @@ def _run_length(pages: Numbers, begin: int, end: int) -> int:
 @part
 def _write(engine: Engine, kind: int, request: int, position: int, address: int, length: int, num_kept: int) -> None:
     if engine.state.num_memory_rows >= engine.radix.settings.most_memory_rows:
-        engine.state.failure = RUNS_UNRECORDED
+        engine.state.failure = RANGES_UNRECORDED
         return
     journal.write(engine, kind, 0, request, position, address, length, length, num_kept, 1)

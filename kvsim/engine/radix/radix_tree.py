@@ -72,8 +72,8 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     node = radix.host_node = found
     radix.matched_pages = depth
     tree_windows.touch(engine, node)
-    radix.clock += _TICK
-    ancestor, stamp = node, radix.clock
+    radix.num_accesses += _TICK
+    ancestor, stamp = node, radix.num_accesses
     while ancestor != ROOT:
         engine.radix.nodes[ancestor].accessed = stamp
         stamp -= 1
@@ -270,7 +270,7 @@ def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: in
 
 @part
 def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
-    return engine.radix.holdings[sequence.number].gone_tokens // engine.settings.unit_tokens
+    return engine.radix.holdings[sequence.number].freed_window_tokens // engine.settings.unit_tokens
 
 
 @part
@@ -305,7 +305,7 @@ def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
     If no request locks the node, it takes over the request's pages with their windows, and its own pages are freed.
     Otherwise it keeps its own pages, and the request's pages are freed.
     """
-    record, windows, rows = engine.radix.nodes[node], engine.radix.windows, engine.radix.rows
+    record, windows, rows = engine.radix.nodes[node], engine.radix.window_pages, engine.radix.rows
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
     if record.locks == 0:
         radix_events.duplicate_of_node(engine, record)
@@ -403,5 +403,5 @@ def _new_node(engine: Engine) -> int:
 @part
 def _tick(engine: Engine) -> int:
     """Count an access to the tree; return the access's first stamp."""
-    engine.radix.state.clock += _TICK
-    return engine.radix.state.clock
+    engine.radix.state.num_accesses += _TICK
+    return engine.radix.state.num_accesses

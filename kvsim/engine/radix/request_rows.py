@@ -151,7 +151,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
     for index in range(first, first + num_seqs):
         sequence = engine.sequences[engine.batch[index]]
         holding, computed = engine.radix.holdings[sequence.number], sequence.num_tokens - 1
-        is_due = computed - settings.window_tokens >= holding.gone_tokens + settings.window_interval
+        is_due = computed - settings.window_tokens >= holding.freed_window_tokens + settings.window_interval
         if holding.num_decodes > 0 and is_due:
             slide(engine, sequence, computed)
         holding.num_decodes += 1
@@ -163,17 +163,17 @@ def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     """Free the window slots, outside the tree, that a request's tokens from `num_tokens` on do not read."""
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
-    if num_tokens - window < holding.gone_tokens + 1:
+    if num_tokens - window < holding.freed_window_tokens + 1:
         return
     if engine.radix.settings.has_tree:
         window = token_slots.ceil_tokens(engine, max(window, unit))
-    gone = max(holding.gone_tokens, holding.protected_tokens)
+    gone = max(holding.freed_window_tokens, holding.protected_tokens)
     begin, end = gone // unit, max(gone, num_tokens - window) // unit
-    holding.gone_tokens = gone
+    holding.freed_window_tokens = gone
     if end > begin:
         row = sequence.place * engine.radix.settings.row_pages
         token_slots.free_windows(engine, engine.radix.rows, row + begin, row + end)
-        holding.gone_tokens = end * unit
+        holding.freed_window_tokens = end * unit
 
 
 @part
@@ -243,17 +243,17 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
     if keeps:
         holding.laid_out_tokens = sequence.num_tokens
         checkpoint(engine, sequence, owned, True)
-    totals.lose_tokens(engine, sequence)
+    totals.remove_computed(engine, sequence)
     totals.remove_slots(engine, sequence, token_slots.ceil_tokens(engine, owned))
     num_pages, num_kept = token_slots.ceil_pages(engine, owned), holding.protected_tokens // engine.settings.unit_tokens
     radix_journal.release(engine, sequence, num_pages, num_kept)
     row = sequence.place * radix.settings.row_pages
-    num_gone = max(holding.gone_tokens // engine.settings.unit_tokens, num_kept)
+    num_gone = max(holding.freed_window_tokens // engine.settings.unit_tokens, num_kept)
     _free_row(engine, row + num_kept, row + num_gone, False)
     _free_row(engine, row + num_gone, row + num_pages, tree_windows.is_on(engine))
     tree_nodes.dec_lock_ref(engine, holding.lock, holding.edge)
     holding.lock = ROOT
-    holding.edge = holding.gone_tokens = holding.branch_tokens = holding.num_extends = holding.num_decodes = 0
+    holding.edge = holding.freed_window_tokens = holding.branch_tokens = holding.num_extends = holding.num_decodes = 0
     radix.free_rows[radix.state.num_free_rows] = sequence.place
     radix.state.num_free_rows += 1
     sequence.place = NO_ROW

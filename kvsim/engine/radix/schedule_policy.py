@@ -215,8 +215,8 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
         return
-    radix.num_refreshes += 1
-    if radix.num_refreshes % _REFRESH_INTERVAL != 1:
+    radix.num_waiting_passes += 1
+    if radix.num_waiting_passes % _REFRESH_INTERVAL != 1:
         return
     number = engine.sequences[HEAD].next
     for _ in range(min(state.num_waiting, _MOST_MATCHED) - 1):

@@ -36,7 +36,7 @@ def has_work(engine: Engine) -> bool:
     """Tell whether another pass is due. After the last batch, one more pass resets `RadixState.ratio`."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
-    return has_requests or radix.last_mode != NO_BATCH or not radix.is_rested
+    return has_requests or radix.last_mode != NO_BATCH or not radix.is_ratio_reset
 
 
 @part
@@ -53,7 +53,7 @@ def add(engine: Engine, sequence: Sequence) -> None:
 def schedule(engine: Engine) -> None:
     """Run one pass: choose a batch, allocate its slots and put it in flight.
 
-    With `is_exclusive`, a pass that chooses a prefill directly after a prefill does not launch it. The next call
+    With `serializes_prefills`, a pass that chooses a prefill directly after a prefill does not launch it. The next call
     launches it, after the output of the first prefill was processed.
     """
     state, radix = engine.state, engine.radix.state
@@ -66,7 +66,7 @@ def schedule(engine: Engine) -> None:
         mode = get_next_batch_to_run(engine)
         is_prefill = mode in (EXTEND, MIXED) and last_mode in (EXTEND, MIXED)
         is_prefill &= not (mode == MIXED and radix.runs_last)
-        if is_prefill and engine.radix.settings.is_exclusive and state.num_in_flight > 0:
+        if is_prefill and engine.radix.settings.serializes_prefills and state.num_in_flight > 0:
             radix.chosen_mode = mode
     state.num_in_batch = state.num_tokens_in_batch = 0
     if radix.chosen_mode != NO_BATCH:
@@ -116,7 +116,7 @@ def is_stalled(engine: Engine) -> bool:
     state = engine.state
     if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0 or tree_copies.are_awaited(engine):
         return False
-    state.subject = waiting_queue.peek(engine).number
+    state.stalled_sequence = waiting_queue.peek(engine).number
     return True
 
 
@@ -127,7 +127,7 @@ def _rest(engine: Engine) -> None:
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     if state.num_in_flight == 0 and not has_requests and not tree_copies.are_awaited(engine):
         radix.ratio = engine.radix.settings.first_ratio
-        radix.is_rested = True
+        radix.is_ratio_reset = True
 
 
 @part
@@ -137,7 +137,7 @@ def _run_batch(engine: Engine, mode: int) -> None:
     """
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
-    radix.is_rested, radix.launched_mode = False, mode
+    radix.is_ratio_reset, radix.launched_mode = False, mode
     first = state.next_launched * engine.settings.max_num_seqs
     num_tokens = num_prefill_tokens = context_tokens = attention_pairs = 0
     for index in range(state.num_listed):
@@ -211,7 +211,7 @@ def _merge_last_batch(engine: Engine) -> None:
         return
     was_empty, num_joining = state.num_running == 0, 0
     radix.is_full &= not was_empty
-    for index in range(radix.num_last):
+    for index in range(radix.num_last_prefill):
         number = engine.radix.last[index]
         if engine.sequences[number].status != RUNNING or number in (radix.chunked, radix.last_chunked):
             radix.is_full = False
@@ -219,7 +219,7 @@ def _merge_last_batch(engine: Engine) -> None:
         engine.running[state.num_running] = number
         state.num_running += 1
         num_joining += 1
-    radix.most_results = 0
+    radix.results_until_scan = 0
     if num_joining > 0 and was_empty:
         radix.runs_last = True
         radix.puts_out, radix.running_prefill_tokens = radix.last_puts_out, radix.last_prefill_tokens
@@ -245,10 +245,11 @@ def _filter_finishing(engine: Engine) -> bool:
     """Remove from the running batch the requests whose last output, by length, is in flight; tell whether there are
     any.
 
-    Each result has at most one output for a request, so no request can end before `RadixState.most_results` results.
+    Each result has at most one output for a request. So no request can end before
+    `RadixState.results_until_scan` results.
     """
     state, radix, kept = engine.state, engine.radix.state, 0
-    if radix.most_results > 0:
+    if radix.results_until_scan > 0:
         return False
     fewest_left = NEVER
     for index in range(state.num_running):
@@ -260,7 +261,7 @@ def _filter_finishing(engine: Engine) -> bool:
             fewest_left = min(fewest_left, left)
             engine.running[kept] = sequence.number
             kept += 1
-    radix.most_results = fewest_left - 1
+    radix.results_until_scan = fewest_left - 1
     return _shrink_running(engine, kept)
 
 
@@ -323,7 +324,9 @@ def get_new_batch_prefill(engine: Engine) -> int:
 @part
 def _num_allocatable_reqs(engine: Engine) -> int:
     state, radix = engine.state, engine.radix.state
-    return min(engine.radix.settings.num_rows - state.num_running, radix.num_free_rows + radix.num_held_rows)
+    return min(
+        engine.radix.settings.max_running_requests - state.num_running, radix.num_free_rows + radix.num_held_rows
+    )
 
 
 @part
@@ -412,7 +415,7 @@ def _prepare_for_extend(engine: Engine) -> int:
             mode = MIXED
     for index in range(state.num_listed):
         engine.radix.last[index] = engine.batch[index]
-    radix.num_last = state.num_listed
+    radix.num_last_prefill = state.num_listed
     return mode
 
 
@@ -514,7 +517,7 @@ def process_batch_result(engine: Engine) -> None:
     place = in_flight.oldest(engine)
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs
     state.num_in_flight -= 1
-    engine.radix.state.most_results -= 1
+    engine.radix.state.results_until_scan -= 1
     engine.radix.state.num_idle_passes = 0
     token_slots.begin_free_group(engine)
     for index in range(launch.num_seqs):

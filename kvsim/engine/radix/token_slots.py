@@ -47,14 +47,14 @@ def alloc(engine: Engine) -> int:
     engine.state.num_free -= 1
     if engine.radix.settings.window_tokens > 0:
         assert engine.radix.state.num_free_windows > 0
-        engine.radix.windows[page] = _take_first(engine, WINDOWS)
+        engine.radix.window_pages[page] = _take_first(engine, WINDOWS)
         engine.radix.state.num_free_windows -= 1
     return page
 
 
 @part
 def _take_first(engine: Engine, pool: int) -> int:
-    free_list = engine.radix.free[pool]
+    free_list = engine.radix.free_lists[pool]
     page = engine.radix.free_pages[free_list.head]
     free_list.head = _after(free_list, free_list.head)
     return page
@@ -69,7 +69,7 @@ def _after(free_list: FreeList, place: int) -> int:
 def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
     """Free `pages[begin:end]`; while a group is open (see `begin_free_group`), only collect these pages."""
     place = _begin_free(engine, SLOTS, end - begin)
-    free_list = engine.radix.free[SLOTS]
+    free_list = engine.radix.free_lists[SLOTS]
     for index in range(begin, end):
         engine.radix.free_pages[place] = pages[index]
         place = _after(free_list, place)
@@ -84,9 +84,9 @@ def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
     A run ends where a page has no window any more. SGLang goes on with damaged memory there: it serves a request
     without the last tokens of its prompt, and the request's row names pages of an earlier request for these tokens.
     """
-    windows = engine.radix.windows
+    windows = engine.radix.window_pages
     place = _begin_free(engine, WINDOWS, end - begin)
-    free_list = engine.radix.free[WINDOWS]
+    free_list = engine.radix.free_lists[WINDOWS]
     for index in range(begin, end):
         page = pages[index]
         if windows[page] == NO_PAGE:
@@ -108,14 +108,14 @@ def begin_free_group(engine: Engine) -> None:
 def end_free_group(engine: Engine) -> None:
     """Close the group: free the pages collected in each pool in one call."""
     engine.radix.state.is_collecting = False
-    for pool in range(len(engine.radix.free)):
-        free_list = engine.radix.free[pool]
+    for pool in range(len(engine.radix.free_lists)):
+        free_list = engine.radix.free_lists[pool]
         num_pages, free_list.num_collected = free_list.num_collected, 0
         if engine.settings.unit_tokens == 1:
-            _end_free(engine, pool, free_list.back, num_pages)
+            _end_free(engine, pool, free_list.collected_end, num_pages)
             continue
         source, place = free_list.tail, _begin_free(engine, pool, num_pages)
-        free_list.back = free_list.tail
+        free_list.collected_end = free_list.tail
         for _ in range(num_pages):
             engine.radix.free_pages[place] = engine.radix.free_pages[source]
             source, place = _after(free_list, source), _after(free_list, place)
@@ -130,9 +130,9 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
     group is open, it is after the last page. The ring has room for twice the pages of the pool, so no page is
     overwritten.
     """
-    free_list = engine.radix.free[pool]
+    free_list = engine.radix.free_lists[pool]
     if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:
-        return free_list.back
+        return free_list.collected_end
     free_list.head -= num_pages
     if free_list.head < free_list.begin:
         free_list.head += free_list.end - free_list.begin
@@ -142,10 +142,10 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
 @part
 def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
     """Count `num_pages` pages, written to the ring up to index `place`, as free or, in a group, as collected."""
-    free_list = engine.radix.free[pool]
+    free_list = engine.radix.free_lists[pool]
     at_back = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
     if at_back:
-        free_list.back = place
+        free_list.collected_end = place
     if engine.radix.state.is_collecting:
         free_list.num_collected += num_pages
         return
@@ -159,7 +159,7 @@ def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
 
 def free_pages_in_order(engine: Engine, pool: int) -> list[int]:
     """Return the free pages of a pool in the order in which they are allocated."""
-    free_list, place = engine.radix.free[pool], int(engine.radix.free[pool].head)
+    free_list, place = engine.radix.free_lists[pool], int(engine.radix.free_lists[pool].head)
     num_free = engine.state.num_free if pool == SLOTS else engine.radix.state.num_free_windows
     pages = []
     for _ in range(num_free):

@@ -35,7 +35,7 @@ def is_on(engine: Engine) -> bool:
 @part
 def are_awaited(engine: Engine) -> bool:
     """Tell whether a copy is in progress, as far as the scheduler knows."""
-    return engine.radix.state.num_written + engine.radix.state.num_loading > 0
+    return engine.radix.state.num_storing + engine.radix.state.num_loading > 0
 
 
 @part

@@ -23,7 +23,7 @@ def inc_lock_ref(engine: Engine, node: int) -> int:
         _add_lock(engine, node)
         num_readers = record.locks - record.copy_locks
         if record.is_on_device and num_readers > 1:
-            engine.groups[0].num_shared += record.num_pages
+            engine.groups[0].num_duplicate_entries += record.num_pages
         elif record.is_on_device and record.copy_locks > 0:
             engine.radix.state.num_copying -= record.num_pages
         node = record.parent
@@ -39,7 +39,7 @@ def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
         _remove_lock(engine, node)
         num_readers = record.locks - record.copy_locks
         if record.is_on_device and num_readers > 0:
-            engine.groups[0].num_shared -= record.num_pages
+            engine.groups[0].num_duplicate_entries -= record.num_pages
         elif record.is_on_device and record.copy_locks > 0:
             engine.radix.state.num_copying += record.num_pages
         node = record.parent

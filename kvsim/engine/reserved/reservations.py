@@ -71,7 +71,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
     """Free the extent of a sequence, if it has one."""
     if sequence.num_units == 0:
         return
-    totals.lose_tokens(engine, sequence)
+    totals.remove_computed(engine, sequence)
     extents.free(engine, sequence.place, sequence.num_units)
     _vacate(engine, sequence)
     sequence.num_units = 0

@@ -46,7 +46,7 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return
             if _form_batch(engine):
                 return BATCHED
             if state.num_waiting > 0 and (state.num_waiting >= settings.batch_size or state.host_s >= _due_s(engine)):
-                state.subject = waiting_queue.peek(engine).number
+                state.stalled_sequence = waiting_queue.peek(engine).number
                 return STALLED
             wake_s = next_chance_s(engine)
             if wake_s == math.inf:
@@ -176,11 +176,11 @@ def _take_step(engine: Engine) -> None:
     _count_slots(engine)
     padding = batch.num_live * width - batch.live_prompt_tokens + (rows - batch.num_live) * (width + step)
     clock.write_step(engine, shape, padding)
-    cost = clock.step_time(engine.step_times[0], shape)
+    cost = clock.step_time(engine.step_time_models[0], shape)
     gpu_s = cost.gpu_s
-    for index in range(1, len(engine.step_times)):  # stages compute one after the other
-        gpu_s += clock.passing_s(engine.step_times[index], tokens)
-        gpu_s += clock.step_time(engine.step_times[index], shape).gpu_s
+    for index in range(1, len(engine.step_time_models)):  # stages compute one after the other
+        gpu_s += clock.passing_s(engine.step_time_models[index], tokens)
+        gpu_s += clock.step_time(engine.step_time_models[index], shape).gpu_s
     state.host_s += steptime.larger(cost.prepare_s + gpu_s, cost.launch_s) + cost.turnaround_s
     state.seq += 1
     output = engine.outputs[state.num_outputs - state.first_output]
