@@ -33,7 +33,7 @@ def test_windows_expire_and_states_are_padded() -> None:
         for record in run.records():
             if record["kind"] == "schedule":
                 slots = breakdown(run._driver)
-                shared += int(column(run._driver.engine.groups, "num_shared").sum())
+                shared += int(column(run._driver.engine.groups, "num_duplicate_entries").sum())
                 for state in SlotState:
                     seen[state] += slots[state]
     assert shared

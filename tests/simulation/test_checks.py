@@ -69,7 +69,9 @@ def damages(driver: Driver, random: np.random.Generator) -> Iterator[tuple[Any, 
             for field in fields(records[index].__class__):
                 value = getattr(records[index], field.name)
                 is_number = isinstance(value, int) and not isinstance(value, bool) and value != NO_KEY
-                if is_number and (name != "group" or field.name == "num_shared"):  # what kind it is never changes
+                if is_number and (
+                    name != "group" or field.name == "num_duplicate_entries"
+                ):  # what kind it is never changes
                     yield records, index, field.name, value + int(random.choice([-1, 1]))
 
 

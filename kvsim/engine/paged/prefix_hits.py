@@ -49,9 +49,8 @@ def find(engine: Engine, sequence: Sequence) -> int:
         first = settings.first_in_lookup
         while first != NO_GROUP:
             block_size = engine.groups[first].block_size
-            if (
-                engine.groups[first].kind == FULL_ATTENTION and rounds > 0
-            ):  # its hit can end after any of its cached blocks
+            if engine.groups[first].kind == FULL_ATTENTION and rounds > 0:
+                # its hit can end after any of its cached blocks
                 current = current // block_size * block_size
             else:
                 current = _find_kind(engine, sequence, first, current, limit) * block_size
