@@ -162,7 +162,7 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
     begun: dict[str, dict[str, Any]] = {"load_jobs": {}, "store_jobs": {}}
     for job in jobs:
         if job.decided_in == step:
-            slots, blocks = driver.slots(job), driver.blocks_of_job(job)
+            slots, blocks = driver.host_slots(job), driver.blocks_of_job(job)
             copied = [slots, blocks] if job.is_load else [blocks, slots]
             begun["load_jobs" if job.is_load else "store_jobs"][str(job.number)] = [name(job.sequence), *copied]
     return begun | {"flush": [int(job.number) for job in jobs if job.awaited_in == step]}

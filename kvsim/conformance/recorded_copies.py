@@ -113,7 +113,7 @@ class CopiesInLockstep:
 
     def _begun(self, job: Job) -> Begun:
         driver = self._driver
-        slots, blocks = driver.slots(job), driver.blocks_of_job(job)
+        slots, blocks = driver.host_slots(job), driver.blocks_of_job(job)
         size = int(driver.engine.host.settings.blocks_per_slot)
         missing = len(slots) * size - len(blocks)
         pairs = sorted((slots[(missing + index) // size], block) for index, block in enumerate(blocks))

@@ -66,16 +66,16 @@ class Element(np.void):  # type: ignore[misc]  # final in NumPy's stubs only; `n
 def _element_of(record: type, layout: np.dtype[np.void]) -> type[Element]:
     """Make a class, named after `record`, whose objects read the elements of an array with `layout`."""
     readers = {
-        name: property(_reader(name, kind, offset)) for name, (kind, offset, *_) in (layout.fields or {}).items()
+        name: property(_reader(name, dtype, offset)) for name, (dtype, offset, *_) in (layout.fields or {}).items()
     }
     return type(record.__name__, (Element,), {"__slots__": (), **readers})
 
 
-def _reader(name: str, kind: np.dtype[Any], offset: int) -> Callable[[Any], Any]:
+def _reader(name: str, dtype: np.dtype[Any], offset: int) -> Callable[[Any], Any]:
     """Return a function that reads a field of an element; `kind` and `offset` say where it is in memory."""
-    if kind.subdtype is not None or kind.fields:
+    if dtype.subdtype is not None or dtype.fields:
         return lambda element: element[name]
-    unpack = Struct(kind.char).unpack_from
+    unpack = Struct(dtype.char).unpack_from
 
     def read(element: Any) -> Any:
         return unpack(element, offset)[0]

@@ -226,7 +226,7 @@ class Driver:
             record = int(jobs[record].next)
         return jobs
 
-    def slots(self, job: Job) -> list[int]:
+    def host_slots(self, job: Job) -> list[int]:
         """Return the host blocks, as numbers from 0, that a copy reads or writes, in order."""
         engine = self.engine
         if job.is_load:
@@ -244,21 +244,21 @@ class Driver:
         if job.is_load:
             return self.blocks(job.sequence)[-job.num_blocks :]
         size, sources = self.engine.host.settings.blocks_per_slot, self.engine.host.sources
-        return [int(sources[slot * size + index]) for slot in self.slots(job) for index in range(size)]
+        return [int(sources[slot * size + index]) for slot in self.host_slots(job) for index in range(size)]
 
-    def report(self, job: int, call: int) -> None:
+    def report(self, job: int, step: int) -> None:
         """Report that the copy at index `job` of `HostTier.jobs` has ended, with the output of step `call`. Steps are
         the scheduler's calls, counted from 1.
         """
-        host_jobs.schedule_report(self.engine, job, call)
+        host_jobs.schedule_report(self.engine, job, step)
 
-    def report_transfer(self, number: int, call: int, *, is_load: bool) -> None:
+    def report_transfer(self, number: int, step: int, *, is_load: bool) -> None:
         """Report that a transfer of sequence `number` has ended, with the output of step `call`.
 
         With `is_load`, a load of the sequence has ended; otherwise another server has read its blocks. Steps are the
         scheduler's calls, counted from 1.
         """
-        connected.report(self.engine, self.sequence(number), is_load, call)
+        connected.report(self.engine, self.sequence(number), is_load, step)
 
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
         """Return the transfers that concern other servers and have begun since the last call.

@@ -52,24 +52,24 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
     ahead = settings.prompt_ahead_tokens
     seen_until = computed + num_tokens + ahead
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
-        place = engine.encoder.inputs[index]
-        if place.end <= computed:
+        image_input = engine.encoder.inputs[index]
+        if image_input.end <= computed:
             continue
-        if place.offset >= seen_until:
+        if image_input.offset >= seen_until:
             break
-        may_wait = computed < place.offset or (settings.cuts_before_images and computed == place.offset)
-        is_cut = settings.keeps_images_whole and may_wait and computed + num_tokens < place.end
+        may_wait = computed < image_input.offset or (settings.cuts_before_images and computed == image_input.offset)
+        is_cut = settings.keeps_images_whole and may_wait and computed + num_tokens < image_input.end
         if is_cut and settings.keeps_cached_whole:
-            return max(0, place.offset - computed - ahead)
+            return max(0, image_input.offset - computed - ahead)
         if _reuse(engine, sequence, index):
             continue
         if is_cut:
-            return max(0, place.offset - computed - ahead)
-        image = engine.encoder.images[place.content]
+            return max(0, image_input.offset - computed - ahead)
+        image = engine.encoder.images[image_input.content]
         if not _make_room(engine, image.num_tokens):
-            return _tokens_before(engine, place, computed, num_tokens)
+            return _tokens_before(engine, image_input, computed, num_tokens)
         until = seen_until if settings.cuts_before_images else computed + num_tokens
-        if _has_output(engine, place, computed, until):
+        if _has_output(engine, image_input, computed, until):
             image.planned_in = state.num_plans
             state.planned_tokens += image.num_tokens
             _add_to_plan(engine, index)
@@ -126,17 +126,17 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 
 @part
-def _tokens_before(engine: Engine, place: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the length of a chunk that is cut because there is no room for the image at `place`."""
+def _tokens_before(engine: Engine, image_input: EncoderInput, computed: int, num_tokens: int) -> int:
+    """Return the length of a chunk that is cut because there is no room for the image at `image_input`."""
     if engine.settings.cuts_before_images:
-        return min(num_tokens, place.offset - computed) if computed < place.offset else 0
-    return max(0, place.offset - computed - engine.settings.prompt_ahead_tokens)
+        return min(num_tokens, image_input.offset - computed) if computed < image_input.offset else 0
+    return max(0, image_input.offset - computed - engine.settings.prompt_ahead_tokens)
 
 
 @part
-def _has_output(engine: Engine, place: EncoderInput, begin: int, end: int) -> bool:
-    for run in range(place.first_run, place.first_run + place.num_runs):
-        first = place.offset + engine.encoder.runs[2 * run]
+def _has_output(engine: Engine, image_input: EncoderInput, begin: int, end: int) -> bool:
+    for run in range(image_input.first_run, image_input.first_run + image_input.num_runs):
+        first = image_input.offset + engine.encoder.runs[2 * run]
         if first < end and begin < first + engine.encoder.runs[2 * run + 1]:
             return True
     return False
@@ -152,8 +152,8 @@ def encode(engine: Engine, sequence: Sequence) -> None:
     for planned in range(state.num_planned):
         index = engine.encoder.planned[planned]
         if index > 0:
-            place = engine.encoder.inputs[index]
-            image = engine.encoder.images[place.content]
+            image_input = engine.encoder.inputs[index]
+            image = engine.encoder.images[image_input.content]
             image.is_cached = True
             state.num_free -= image.num_tokens
             state.num_reclaimable -= image.num_tokens
@@ -161,8 +161,8 @@ def encode(engine: Engine, sequence: Sequence) -> None:
             state.step_tokens += image.num_tokens
             state.step_pairs += image.num_tokens**2
             state.num_encoded += 1
-            place.encoded_in = engine.state.num_scheduled
-            _write(engine, _COMPUTE, -1, place.content)
+            image_input.encoded_in = engine.state.num_scheduled
+            _write(engine, _COMPUTE, -1, image_input.content)
         _hold(engine, sequence, abs(index))
 
 
@@ -170,10 +170,10 @@ def encode(engine: Engine, sequence: Sequence) -> None:
 def return_budget(engine: Engine, sequence: Sequence) -> None:
     """Add a preempted sequence's images of this step to the step's budget again. As in vLLM, they stay cached."""
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):
-        place = engine.encoder.inputs[index]
-        if place.encoded_in == engine.state.num_scheduled:
-            engine.encoder.state.budget += engine.encoder.images[place.content].num_tokens
-            place.encoded_in = 0
+        image_input = engine.encoder.inputs[index]
+        if image_input.encoded_in == engine.state.num_scheduled:
+            engine.encoder.state.budget += engine.encoder.images[image_input.content].num_tokens
+            image_input.encoded_in = 0
 
 
 @part
@@ -220,41 +220,43 @@ def release(engine: Engine, sequence: Sequence) -> None:
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
     """Tell whether a sequence uses an image for input `index`; with `any_place_frees`, for any input with it."""
-    place = engine.encoder.inputs[index]
-    return place.is_held or (engine.settings.any_place_frees and engine.encoder.inputs[place.first_same].is_user)
+    image_input = engine.encoder.inputs[index]
+    if image_input.is_held:
+        return True
+    return engine.settings.any_place_frees and engine.encoder.inputs[image_input.first_same].is_user
 
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
     """Record that a sequence uses an image for input `index`. The first such input makes it a user."""
-    place = engine.encoder.inputs[index]
-    first = engine.encoder.inputs[place.first_same]
+    image_input = engine.encoder.inputs[index]
+    first = engine.encoder.inputs[image_input.first_same]
     if not first.is_user:
         first.is_user = True
-        engine.encoder.images[place.content].num_users += 1
-        engine.encoder.state.num_held += 1
-        _write(engine, _HOLD, sequence.number - 1, place.content)
-    if not place.is_held:
-        place.is_held = True
-        first.num_held += 1
+        engine.encoder.images[image_input.content].num_users += 1
+        engine.encoder.state.num_holds += 1
+        _write(engine, _HOLD, sequence.number - 1, image_input.content)
+    if not image_input.is_held:
+        image_input.is_held = True
+        first.num_uses += 1
 
 
 @part
 def _release(engine: Engine, sequence: Sequence, index: int) -> None:
     """Release an image for the input at `index` of a sequence. An image without users can be evicted."""
-    place = engine.encoder.inputs[index]
-    first = engine.encoder.inputs[place.first_same]
-    if place.is_held:
-        place.is_held = False
-        first.num_held -= 1
-    if not first.is_user or (engine.settings.keeps_repeated_images and first.num_held > 0):
+    image_input = engine.encoder.inputs[index]
+    first = engine.encoder.inputs[image_input.first_same]
+    if image_input.is_held:
+        image_input.is_held = False
+        first.num_uses -= 1
+    if not first.is_user or (engine.settings.keeps_repeated_images and first.num_uses > 0):
         return
     first.is_user = False
-    image = engine.encoder.images[place.content]
+    image = engine.encoder.images[image_input.content]
     image.num_users -= 1
-    _write(engine, _RELEASE, sequence.number - 1, place.content)
+    _write(engine, _RELEASE, sequence.number - 1, image_input.content)
     if image.num_users == 0:
-        linked_list.push_back(engine.encoder.images, place.content)
+        linked_list.push_back(engine.encoder.images, image_input.content)
         engine.encoder.state.num_reclaimable += image.num_tokens
 
 

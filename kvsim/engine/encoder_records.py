@@ -41,7 +41,7 @@ class EncoderState:
     """Sum of the squared numbers of encoder outputs of the images that the step being scheduled computes."""
     num_encoded: int = 0
     """Number of images computed since the run began."""
-    num_held: int = 0
+    num_holds: int = 0
     """Number of times that a sequence became a user of an image, since the run began."""
     num_rows: int = 0
     """Number of events in `EncoderCache.rows`."""
@@ -68,7 +68,7 @@ class EncoderInput:
     """True if the sequence uses the image for this occurrence."""
     is_user: bool = False
     """True if the sequence uses the image for any occurrence. Set only in its first input with this image."""
-    num_held: Small = 0
+    num_uses: Small = 0
     """Number of occurrences for which the sequence uses the image. Set only in its first input with this image."""
     encoded_in: Small = 0
     """Number of the last step that encodes the image, counted from 1; 0 if none does."""

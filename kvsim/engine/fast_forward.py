@@ -26,14 +26,14 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
     while index < end:
         if engine.quiet_until[index] <= launched:
             catch_up(engine, index, launched)
-            if not (may_skip_decodes and _begin(engine, index)):
+            if not (may_skip_decodes and _try_to_skip(engine, index)):
                 break
         index += 1
     return index - first
 
 
 @part
-def _begin(engine: Engine, index: int) -> bool:
+def _try_to_skip(engine: Engine, index: int) -> bool:
     """Let the scheduler skip the sequence at `index` of `Engine.running` if it only decodes; tell whether it is
     skipped.
     """

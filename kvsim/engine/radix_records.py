@@ -141,7 +141,7 @@ class RadixState:
     """Index after the last entry of the current half of `RadixTables.node_pages` that is or was used."""
     entries_limit: int = 0
     """Index after the last entry of the current half of `RadixTables.node_pages`."""
-    num_accesses: int = 0
+    last_stamp: int = 0
     """Counter from which accesses to the tree get their stamps."""
     locked_pages: int = 0
     num_free_rows: int = 0

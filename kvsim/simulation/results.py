@@ -182,7 +182,7 @@ class Totals:
             requests,
             self._end_s,
             useless_slot_s=useless_slot_s,
-            images_used=int(engine.encoder.state.num_held),
+            images_used=int(engine.encoder.state.num_holds),
             images_computed=int(engine.encoder.state.num_encoded),
         )
         # A server that exchanges KV may schedule one more step, without a batch, after its last answer. Its output is

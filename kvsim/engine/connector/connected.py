@@ -96,7 +96,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 @part
 def may_preempt(engine: Engine, sequence: Sequence) -> bool:
     """Tell whether a running sequence may be preempted. In some releases, all its blocks must become free at once."""
-    return not engine.connector.settings.spares_busy or external_kv.may_preempt(engine, sequence)
+    return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 
 @part

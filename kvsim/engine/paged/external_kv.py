@@ -118,7 +118,7 @@ def before_update(engine: Engine, place: int) -> None:
 
 
 @part
-def may_preempt(engine: Engine, sequence: Sequence) -> bool:
+def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
     """Tell whether the blocks of a sequence would become free at once, without waiting for steps in flight."""
     settings, external = engine.settings, engine.external
     is_idle = external.sequences[sequence.number].last_step <= external.state.num_steps_processed
@@ -132,7 +132,7 @@ def free(engine: Engine, sequence: Sequence) -> bool:
         return True
     sequence.num_units = 0  # the sequence has no table from here on, even if its blocks are freed later
     totals.remove_computed(engine, sequence)
-    if may_preempt(engine, sequence):
+    if frees_at_once(engine, sequence):
         kv_cache.free_tables(engine, sequence)
         return True
     external = engine.external

@@ -72,8 +72,8 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     node = radix.host_node = found
     radix.matched_pages = depth
     tree_windows.touch(engine, node)
-    radix.num_accesses += _TICK
-    ancestor, stamp = node, radix.num_accesses
+    radix.last_stamp += _TICK
+    ancestor, stamp = node, radix.last_stamp
     while ancestor != ROOT:
         engine.radix.nodes[ancestor].accessed = stamp
         stamp -= 1
@@ -403,5 +403,5 @@ def _new_node(engine: Engine) -> int:
 @part
 def _tick(engine: Engine) -> int:
     """Count an access to the tree; return the access's first stamp."""
-    engine.radix.state.num_accesses += _TICK
-    return engine.radix.state.num_accesses
+    engine.radix.state.last_stamp += _TICK
+    return engine.radix.state.last_stamp
