@@ -221,9 +221,9 @@ def release(engine: Engine, sequence: Sequence) -> None:
 def _is_in_use(engine: Engine, index: int) -> bool:
     """Tell whether a sequence uses an image for input `index`; with `any_place_frees`, for any input with it."""
     image_input = engine.encoder.inputs[index]
-    if image_input.is_held:
-        return True
-    return engine.settings.any_place_frees and engine.encoder.inputs[image_input.first_same].is_user
+    return image_input.is_held or (
+        engine.settings.any_place_frees and engine.encoder.inputs[image_input.first_same].is_user
+    )
 
 
 @part
