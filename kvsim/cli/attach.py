@@ -113,7 +113,7 @@ def _watch_metrics(
         # Checked again: another program may have created the file since the start, which can be hours ago.
         may_replace(file, "tui", overwrite=overwrite)
         with whole_file(file) as scratch:
-            scratch.write_text(as_csv(feed.looks()), encoding="utf-8")
+            scratch.write_text(as_csv(feed.polls()), encoding="utf-8")
         return True
 
     with _saved_at_end(output, write_table) as result:

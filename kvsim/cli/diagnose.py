@@ -148,9 +148,9 @@ def _glance(url: str, seconds: float, ranks: KvEventRanks | None) -> MetricsDiag
                 err=True,
             )
         if ranks is None:
-            return diagnose_metrics(feed.looks())
+            return diagnose_metrics(feed.polls())
         _warn_of_end(ranks.ended)
-        return diagnose_metrics(feed.looks(), ranks.look())
+        return diagnose_metrics(feed.polls(), ranks.state())
     finally:
         feed.close()
 

@@ -15,7 +15,7 @@ from kvsim.live.server_load import ServerLoad, load_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.live.kv_event_feed import CacheLook
+    from kvsim.live.kv_event_feed import CacheState
     from kvsim.live.metrics import ServerMetrics
 
 _FULL = 0.95
@@ -59,7 +59,7 @@ class MetricsDiagnosis:
         }
 
 
-def diagnose_metrics(polls: Sequence[ServerMetrics], cache: CacheLook | None = None) -> MetricsDiagnosis:
+def diagnose_metrics(polls: Sequence[ServerMetrics], cache: CacheState | None = None) -> MetricsDiagnosis:
     """Diagnose a server from at least one of its successive polls.
 
     `cache` has what its KV events show; None if they were not followed.
@@ -69,7 +69,7 @@ def diagnose_metrics(polls: Sequence[ServerMetrics], cache: CacheLook | None = N
     facts = [f"{100 * now.usage:.0f} % of the pool is in use{_blocks(now)}; {now.running:,} run, {now.waiting:,} wait"]
     if load.preemptions_per_min is not None:
         facts.append(
-            f"{load.preemptions_per_min:,.0f} preemptions a minute over {load.seconds:,.0f} s, {now.preemptions:,} "
+            f"{load.preemptions_per_min:,.0f} preemptions a minute over {load.window_s:,.0f} s, {now.preemptions:,} "
             "since the server started"
         )
     if now.finished:

@@ -30,7 +30,7 @@ class LiveFeed:
     """Events of a running server, collected by a thread until `close`."""
 
     def __init__(self, address: str, *, tail_steps: int = TAIL_STEPS) -> None:
-        """Connect to the publisher at `address`. An excerpt may begin at every `tail_steps`-th step.
+        """Connect to the publisher at `address`. Every `tail_steps`-th step may be the first that `recent` returns.
 
         Raises:
             RecordingError: nothing is published there.
@@ -64,9 +64,9 @@ class LiveFeed:
         return time.monotonic() - self._heard_s
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, among them all since the last call; None before the server's first step.
+        """Return the last steps, at least all since the previous call; None before the server's first step.
 
-        The result of the last call is returned again if the feed has failed, or if the rest of a change is late.
+        The previous result is returned again if the feed has failed, or if an event is received only in part.
         """
         self._shown = self._taken(self._follower.recent) or self._shown
         return self._shown

@@ -14,7 +14,7 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.live.events import parse
 from kvsim.live.mirror import Mirror
-from kvsim.live.tail import Cut, Excerpt, meta_of, tail
+from kvsim.live.tail import Cut, Excerpt, joined_meta, tail
 from kvsim.recording import eventlog
 from kvsim.recording.builder import RecordingBuilder
 from kvsim.recording.check import check
@@ -22,7 +22,9 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.provenance import meta_from_document
 
 TAIL_STEPS = 1_024
-"""Number of steps between two moments at which an excerpt may begin, and least number of steps in an excerpt."""
+"""Number of steps between two moments (cuts) at which an `Excerpt` may begin. It has at least as many steps, because
+the newest cut is not used.
+"""
 TAIL_VALUES = 32_768
 """Number of new table rows after which an excerpt may begin before `TAIL_STEPS` steps have passed."""
 MAX_STEPS = 50_000
@@ -30,7 +32,7 @@ MAX_STEPS = 50_000
 MAX_VALUES = 4_000_000
 """Largest number of table rows and prompt hashes that are kept. A server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
-"""Largest number of requests that are kept."""
+"""Largest number of requests that are kept; beyond it, the first half of the steps is dropped."""
 _WEIGHED_BYTES = 1 << 18
 """Number of received bytes between two checks against `MAX_VALUES`. One byte adds less than one row or hash."""
 _TOO_MUCH = "it holds more than can be shown of a server"
@@ -97,7 +99,7 @@ class EventFollower:
                 raise RecordingError(_TOO_MUCH)
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, among them all kept steps since the last call; None before the first step."""
+        """Return the last steps, at least all kept ones since the previous call; None before the first step."""
         cut, *_ = [window.cut_before(self._seen_steps) for window in self._windows]
         found = None if cut is None else tail(self._windows[0].builder, cut, self._source)
         if found is None:
@@ -114,7 +116,7 @@ class EventFollower:
             return None
         recording = window.recording(self._meta, self._source)
         check(recording, Path(self._source))
-        return Excerpt(recording, window.first_step, window.num_before)
+        return Excerpt(recording, window.first_step, window.num_summary_steps)
 
     def _checked_meta(self, document: dict[str, Any]) -> Meta:
         meta = meta_from_document(document, Path(self._source))
@@ -165,42 +167,40 @@ class _Window:
         self.ids: _LocalIds | None = None
         """Mapping from the server's ids of requests and steps to those of this recording.
 
-        None until the snapshot at the beginning is read: a snapshot has local ids.
+        None while the opening snapshot is read, whose ids are those of this recording.
         """
         self.first_step = 0
         """Number of steps that the server had run before the recording begins."""
-        self.num_before = 0
-        """1 if the first step of the recording replaces all earlier steps of the server, otherwise 0."""
+        self.num_summary_steps = 0
+        """Number of steps, 0 or 1, at the beginning that replace all earlier steps of the server."""
         self.cached: list[int] = []
         self.computed: list[int] = []
         self.images: list[list[int]] = []
-        """Number and encoder outputs of each image in the encoder cache when the recording begins."""
+        """[image id, number of encoder outputs] of each image in the encoder cache when the recording begins."""
         self.cuts: list[Cut] = []
         """Moments at which an excerpt may begin, in order."""
 
     def recording(self, meta: Meta, name: str) -> Recording:
-        return self.builder.finish(meta_of(meta, self.first_step, self.cached, self.computed, self.images), name)
+        return self.builder.finish(joined_meta(meta, self.first_step, self.cached, self.computed, self.images), name)
 
     def is_full(self, share: float) -> bool:
         builder = self.builder
         return (
-            builder.num_steps - self.num_before >= share * MAX_STEPS
+            builder.num_steps - self.num_summary_steps >= share * MAX_STEPS
             or builder.num_values > share * MAX_VALUES
             or builder.num_requests > share * MAX_REQUESTS
         )
 
     def is_due(self, num_steps: int) -> bool:
-        """Tell whether enough steps or rows have come since the last cut for another one."""
+        """Tell whether a cut is due: `num_steps` steps or `TAIL_VALUES` rows have come since the last one."""
         mark = self.cuts[-1].mark if self.cuts else None
-        steps, rows = (mark.num_steps, mark.num_memory_rows) if mark is not None else (self.num_before, 0)
+        steps, rows = (mark.num_steps, mark.num_memory_rows) if mark is not None else (self.num_summary_steps, 0)
         return self.builder.num_steps - steps >= num_steps or self.builder.num_memory_rows - rows >= TAIL_VALUES
 
     def cut_before(self, seen_steps: int) -> Cut | None:
-        """Return the latest moment (cut) at which an excerpt with all steps from `seen_steps` on may begin; None if
-        none does.
+        """Return the latest cut before step `seen_steps`, and delete those before it; None if there is no such cut.
 
-        The newest cut is not used, so that an excerpt has at least the steps between two cuts. Cuts before the returned
-        one are deleted.
+        The newest cut is never returned, so that an excerpt has at least the steps between two cuts.
         """
         usable = [number for number, cut in enumerate(self.cuts[:-1]) if cut.step < seen_steps]
         if not usable:
@@ -219,7 +219,7 @@ class _Window:
             return
         if event[0] == "joined":
             rows, next_row, self.first_step = event[1:]
-            self.num_before = self.builder.num_steps
+            self.num_summary_steps = self.builder.num_steps
             self.ids = _LocalIds(self.builder, rows, next_row, self.first_step)
             return
         local = event if self.ids is None else self.ids.translate(event)

@@ -1,8 +1,8 @@
 """Check of the form of each event from a server, which is not trusted.
 
 An event is a list: its kind, then arguments. `kvsim.recording.eventlog` describes the kinds; in addition, `["joined",
-rows, next_row, next_step]` ends a snapshot. Contradictions between events are found later, in the recording that they
-make.
+rows, next_row, next_step]` ends a snapshot: the server's ids of the requests in it, and the ids of the next request and
+step. Contradictions between events are found later, in the recording that they make.
 """
 
 from __future__ import annotations

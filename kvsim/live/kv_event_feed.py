@@ -29,7 +29,7 @@ _WHAT = "Reading KV events"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheLook:
+class CacheState:
     """State of a server's prefix cache, from the KV events received up to now."""
 
     num_blocks: int
@@ -41,10 +41,13 @@ class CacheLook:
     num_stored: int
     num_removed: int
     num_cleared: int
-    ages_s: tuple[float, ...]
-    """Seconds for which each of the last removed blocks was cached."""
+    lifetimes_s: tuple[float, ...]
+    """Seconds for which each of the last 10,000 removed blocks was cached, oldest removal first."""
     shared: tuple[tuple[int, int], ...]
-    """Prefixes that most cached blocks follow directly, at most three: length in tokens, and number of these blocks."""
+    """(length in tokens, number of cached blocks directly after it) of the prefixes with most such blocks.
+
+    At most three, each with at least two blocks.
+    """
     num_batches: int
     lost: int
     """Number of batches that were missed and not replayed."""
@@ -89,14 +92,14 @@ class KvEventFeed:
         self._thread = threading.Thread(target=self._follow, name="kvsim-kv-events", daemon=True)
         self._thread.start()
 
-    def look(self) -> CacheLook:
-        """Return the current state."""
+    def state(self) -> CacheState:
+        """Return the state as of the last batch."""
         with self._lock:
             cached = self._cached
             gpu = {place: blocks for place, blocks in cached.blocks.items() if place.medium == "GPU"}
             first = gpu[min(gpu, key=lambda place: place.group)] if gpu else {}
             others = {place.medium for place in cached.blocks} - {"GPU"}
-            return CacheLook(
+            return CacheState(
                 num_blocks=sum(map(len, gpu.values())),
                 num_tokens=sum(block.num_tokens for block in first.values()),
                 elsewhere=tuple(
@@ -106,7 +109,7 @@ class KvEventFeed:
                 num_stored=cached.num_stored,
                 num_removed=cached.num_removed,
                 num_cleared=cached.num_cleared,
-                ages_s=tuple(cached.ages_s),
+                lifetimes_s=tuple(cached.lifetimes_s),
                 shared=_shared(first),
                 num_batches=cached.num_batches,
                 lost=self._lost,
@@ -135,7 +138,7 @@ class KvEventFeed:
                 self._ask_again(0)
             while not self._stop.is_set():
                 if self._socket.poll(_POLL_MS):
-                    self._hear(*_parts(self._socket.recv_multipart()))
+                    self._receive(*_parts(self._socket.recv_multipart()))
         except RecordingError as error:
             self.ended = f"the KV events of {self.name} are not followed further: {str(error).rstrip('.')}."
         except self._zmq.ZMQError as error:
@@ -146,8 +149,8 @@ class KvEventFeed:
         finally:
             self._socket.close(linger=0)
 
-    def _hear(self, number: int, payload: bytes) -> None:
-        """Process a published batch; before it missing ones, if there is a replay endpoint to request them."""
+    def _receive(self, number: int, payload: bytes) -> None:
+        """Process a published batch. Before it, request missing batches from the replay endpoint, if there is one."""
         # After a restart, numbers begin at 0 again, and the first batches may be missed until the socket has connected.
         # A batch that was replayed may come again, but it is not newer than what is known.
         is_first = number == 0 and not self._replayed
@@ -218,9 +221,9 @@ def _parts(frames: list[bytes]) -> tuple[int, bytes]:
 
 
 def _shared(blocks: dict[Any, Any], most: int = 3) -> tuple[tuple[int, int], ...]:
-    """Return the `most` cached prefixes that most blocks follow directly, if at least two do.
+    """Return up to `most` cached prefixes with at least two blocks directly after them, those with most blocks first.
 
-    Each is its length in tokens, and the number of blocks directly after it.
+    Each is (length in tokens, number of blocks directly after the prefix).
     """
     followers: dict[Any, int] = {}
     for block in blocks.values():

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import UsageError
-from kvsim.live.kv_event_feed import CacheLook, KvEventFeed
+from kvsim.live.kv_event_feed import CacheState, KvEventFeed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +50,9 @@ class KvEventRanks:
         """Reason for the end of the first feed that ended, as a sentence; None while all are open."""
         return next((feed.ended for feed in self._feeds if feed.ended), None)
 
-    def look(self) -> CacheLook:
-        """Return the current state of all ranks together."""
-        return added_up([feed.look() for feed in self._feeds])
+    def state(self) -> CacheState:
+        """Return the state of all ranks together, as of the last batch of each."""
+        return added_up([feed.state() for feed in self._feeds])
 
     def close(self) -> None:
         """End all subscriptions."""
@@ -71,25 +71,25 @@ def ports_of(address: str) -> list[str]:
     return [f"{found['before']}{port}" for port in ports]
 
 
-def added_up(looks: Sequence[CacheLook]) -> CacheLook:
+def added_up(states: Sequence[CacheState]) -> CacheState:
     """Combine the states of several ranks: sums of counts, and the ages of removed blocks of all ranks.
 
     The time since the last batch is the longest of any rank.
     """
-    if len(looks) == 1:
-        return looks[0]
+    if len(states) == 1:
+        return states[0]
 
-    totals: dict[str, Any] = {name: sum(getattr(look, name) for look in looks) for name in _COUNTS}
-    media = sorted({medium for look in looks for medium, _ in look.elsewhere})
-    shared = sorted((each for look in looks for each in look.shared), key=lambda each: -each[1])
+    totals: dict[str, Any] = {name: sum(getattr(state, name) for state in states) for name in _COUNTS}
+    media = sorted({medium for state in states for medium, _ in state.elsewhere})
+    shared = sorted((each for state in states for each in state.shared), key=lambda each: -each[1])
     return replace(
-        looks[0],
+        states[0],
         **totals,
-        elsewhere=tuple((medium, sum(dict(look.elsewhere).get(medium, 0) for look in looks)) for medium in media),
-        ages_s=tuple(age_s for look in looks for age_s in look.ages_s),
+        elsewhere=tuple((medium, sum(dict(state.elsewhere).get(medium, 0) for state in states)) for medium in media),
+        lifetimes_s=tuple(age_s for state in states for age_s in state.lifetimes_s),
         shared=tuple(shared[:_MOST_SHARED]),
-        from_start=all(look.from_start for look in looks),
-        quiet_s=max(look.quiet_s for look in looks),
-        blocks_of_ranks=tuple(look.num_blocks for look in looks),
-        silent_ranks=tuple(rank for rank, look in enumerate(looks) if not look.num_batches),
+        from_start=all(state.from_start for state in states),
+        quiet_s=max(state.quiet_s for state in states),
+        blocks_of_ranks=tuple(state.num_blocks for state in states),
+        silent_ranks=tuple(rank for rank, state in enumerate(states) if not state.num_batches),
     )

@@ -31,12 +31,12 @@ _REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
 MAX_BYTES = 64 << 20
 """Largest number of bytes of a batch."""
 _MOST_BLOCKS = 1 << 24
-_MOST_AGES = 10_000
+_MOST_LIFETIMES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Part of the cache in which each hash counts once: a medium, such as GPU, and a KV-cache group."""
+class CachePart:
+    """Part of the cache: blocks of one KV-cache group on one medium, such as GPU. In a part, each hash counts once."""
 
     medium: str
     group: int
@@ -63,12 +63,13 @@ class ServerCache:
     """
 
     def __init__(self) -> None:
-        self.blocks: dict[Place, dict[Hash, StoredBlock]] = {}
+        self.blocks: dict[CachePart, dict[Hash, StoredBlock]] = {}
         self.num_batches = 0
-        self.num_stored = self.num_removed = self.num_cleared = 0
-        """Numbers of blocks that were stored and removed, and of events that cleared all blocks."""
-        self.ages_s: deque[float] = deque(maxlen=_MOST_AGES)
-        """Seconds for which each of the last removed blocks was cached."""
+        self.num_stored = self.num_removed = 0
+        self.num_cleared = 0
+        """Number of events that cleared all blocks."""
+        self.lifetimes_s: deque[float] = deque(maxlen=_MOST_LIFETIMES)
+        """Seconds for which each of the last `_MOST_LIFETIMES` removed blocks was cached, oldest removal first."""
         self.newest_s: float | None = None
         """Time of the newest batch in seconds, by the server's clock; None before the first."""
 
@@ -84,7 +85,7 @@ class ServerCache:
                 self.blocks.clear()
                 self.num_cleared += 1
                 continue
-            place = Place(fields.get("medium") or "GPU", fields.get("group_idx") or 0)
+            place = CachePart(fields.get("medium") or "GPU", fields.get("group_idx") or 0)
             blocks = self.blocks.setdefault(place, {})
             if kind == "BlockStored":
                 self._store(blocks, _stored(fields, float(batch[0])))
@@ -116,7 +117,7 @@ class ServerCache:
             block = blocks.pop(name, None)
             if block is not None:
                 self.num_removed += 1
-                self.ages_s.append(max(now_s - block.stored_s, 0.0))
+                self.lifetimes_s.append(max(now_s - block.stored_s, 0.0))
 
 
 def _stored(fields: dict[str, Any], time_s: float) -> dict[Hash, StoredBlock]:

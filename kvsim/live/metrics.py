@@ -61,7 +61,7 @@ class Histogram:
         return self.counts[-1] if self.counts else 0.0
 
     def since(self, earlier: Histogram) -> Histogram:
-        """Return the histogram of times measured after `earlier`; this one, if `earlier` has no or other buckets."""
+        """Return the histogram of times after `earlier`; this one, if `earlier` is empty or its bounds differ."""
         if not earlier.counts or earlier.bounds_s != self.bounds_s:
             return self
         counts = tuple(now - before for now, before in zip(self.counts, earlier.counts, strict=True))
@@ -100,10 +100,13 @@ class ServerMetrics:
     deferred: int
     """Number of waiting requests that vLLM holds back for another reason than a lack of room."""
     preemptions: int
-    """Number of preemptions since the server started. The fields after this one also count from the server's start."""
+    """Number of preemptions since the server started."""
     finished: int
+    """Number of requests that finished since the server started."""
     prompt_tokens: int
+    """Number of prompt tokens computed or found in the cache since the server started."""
     generation_tokens: int
+    """Number of tokens generated since the server started."""
     queried_tokens: int
     """Number of prompt tokens looked up in the prefix cache since the server started."""
     hit_tokens: int
@@ -115,7 +118,7 @@ class ServerMetrics:
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """Values that only rise while a server runs."""
+        """All counts since the server's start, of which one falls only if the server restarts."""
         return (
             self.preemptions, self.finished, self.prompt_tokens, self.generation_tokens, self.queried_tokens,
             self.hit_tokens, *(int(each.count) for each in self.histograms.values()),
@@ -218,7 +221,8 @@ def _deferred(by_reason: list[Sample], waiting: int) -> int:
 def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) -> tuple[int, int]:
     """Return the numbers of prompt tokens that were looked up and found in the prefix cache.
 
-    Each token counts once if the metrics have `_BY_SOURCE`, otherwise once per attempt to admit its request.
+    `found` has the samples by metric, and `total` adds up a counter over the engines. Each token counts once if the
+    metrics have `_BY_SOURCE`, otherwise once per attempt to admit its request.
     """
     counts = [(total("vllm:prefix_cache_queries_total"), total("vllm:prefix_cache_hits_total"))]
     once = [sample.value for sample in found.get(_BY_SOURCE, []) if sample.labels.get("source") == "local_cache_hit"]

@@ -22,7 +22,7 @@ from kvsim.live.metrics import ServerMetrics, parse_metrics
 PERIOD_S = 1.0
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 4 << 20
-_MAX_LOOKS = 3_600
+_MAX_POLLS = 3_600
 _PATIENCE_S = 30.0
 """Seconds without an answer after which the feed ends. A restart of a server takes longer."""
 
@@ -31,7 +31,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Handler that does not follow redirects, so that a server cannot make kvsim read another address."""
 
     def http_error_302(self, *_: Any, **__: Any) -> None:
-        """Handle no redirect, so that it is reported as an error. Even its address is not read: it may be none."""
+        """Report the redirect as an error. Its address is not parsed, because it may be missing or invalid."""
 
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
@@ -72,7 +72,9 @@ class MetricsFeed:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Poll `url` once, and from then on in a thread. `/metrics` is added if the URL has no path.
+        """Poll `url` once, and from then on every `period_s` in a thread. `/metrics` is added if the URL has no path.
+
+        The feed ends if no poll is answered for `patience_s`. `clock` returns the time in seconds.
 
         Raises:
             RecordingError: the first poll fails.
@@ -83,7 +85,7 @@ class MetricsFeed:
         self.restarts = 0
         """Number of restarts of the server, seen by counters that fall. Polls before a restart are discarded."""
         self._period_s, self._patience_s, self._clock = period_s, patience_s, clock
-        self._looks: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_LOOKS)
+        self._polls: deque[ServerMetrics] = deque([self._poll()], maxlen=_MAX_POLLS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="kvsim-metrics", daemon=True)
         self._thread.start()
@@ -91,11 +93,11 @@ class MetricsFeed:
     @property
     def quiet_s(self) -> float:
         """Seconds since the last answer."""
-        return self._clock() - self._looks[-1].time_s
+        return self._clock() - self._polls[-1].time_s
 
-    def looks(self) -> list[ServerMetrics]:
+    def polls(self) -> list[ServerMetrics]:
         """Return the metrics of the last hour since the server's last restart, in order of time; at least one."""
-        return list(self._looks)
+        return list(self._polls)
 
     def close(self) -> None:
         """Stop polling."""
@@ -117,17 +119,17 @@ class MetricsFeed:
                 self.ended = f"{self.name} is not followed further: {unexpected(error)}."
                 return
 
-    def _add(self, look: ServerMetrics) -> None:
-        last = self._looks[-1]
-        if any(now < before for now, before in zip(look.counters, last.counters, strict=True)):
+    def _add(self, poll: ServerMetrics) -> None:
+        last = self._polls[-1]
+        if any(now < before for now, before in zip(poll.counters, last.counters, strict=True)):
             self.restarts += 1
-            self._looks = deque([look], maxlen=_MAX_LOOKS)
+            self._polls = deque([poll], maxlen=_MAX_POLLS)
             return
-        if look.hit_tokens - last.hit_tokens > look.queried_tokens - last.queried_tokens:
+        if poll.hit_tokens - last.hit_tokens > poll.queried_tokens - last.queried_tokens:
             raise RecordingError(
                 f"{self.name}: more tokens were found in the prefix cache than were looked up meanwhile."
             )
-        self._looks.append(look)
+        self._polls.append(poll)
 
     def _poll(self) -> ServerMetrics:
         page = page_text(self.name, self._clock)
@@ -142,10 +144,10 @@ class _NoAnswerError(RecordingError):
 
 
 def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
-    """Return the page at `url`; if `url` is that of a server, its metrics page.
+    """Return the page at `url`. `/metrics` is added if the URL has no path.
 
     Raises:
-        RecordingError: the server does not answer, or not with such a page.
+        RecordingError: the server does not answer, or with an error, a redirect or too long a page.
         UsageError: `url` is not an address.
     """
     url = _with_page(url)

@@ -17,9 +17,13 @@ from typing import Any
 _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key in this first line: for each present request, the largest number of tokens that it has had computed."""
+"""Key in the first line of such a log: for each present request, the largest number of tokens that it has had
+computed.
+"""
 _IMAGES = "initial_images"
-"""Key in this first line: number and encoder outputs of cached images, in the order of eviction."""
+"""Key in the first line of such a log: [image id, number of encoder outputs] of the cached images, in the order of
+eviction.
+"""
 
 
 @dataclass(slots=True)
@@ -27,7 +31,7 @@ class _LiveRequest:
     arrival: list[Any]
     tables: dict[int, dict[int, int]] = field(default_factory=dict)
     computed: int = 0
-    """Number of tokens whose KV is in the blocks, including those of the step in progress."""
+    """Number of tokens whose KV is in the blocks, including the tokens of the step in progress."""
     admission: int = 0
     """Rank of the request by the time at which it got its first block."""
     most: int = 0
@@ -233,8 +237,10 @@ class Mirror:
 
 
 def _table_events(row: int, table: dict[int, int], held: set[int], group: list[int]) -> list[list[Any]]:
-    """Return the events that give the request its block table. `held` are the blocks that other requests have.
+    """Return the events that give the request its block table in a KV-cache group.
 
+    `table` has the block at each position, `held` the blocks of other requests, and `group` the index of the group;
+    empty if there is one group.
     Each event is for a range of positions, whose blocks are either all shared with other requests or all not.
     """
     events: list[list[Any]] = []
@@ -279,12 +285,12 @@ class _EncoderMirror:
         self._users = {image: dict.fromkeys(rows[local] for local in users) for image, users in self._users.items()}
 
     def images(self) -> list[list[int]]:
-        """Return the number and the encoder outputs of each cached image, idle ones first."""
+        """Return [image id, number of encoder outputs] of all cached images: idle ones by eviction, then others."""
         used = [image for image in self._users if image not in self._idle]
         return [[image, self._outputs[image]] for image in (*self._idle, *used)]
 
     def uses(self, local: dict[int, int]) -> list[list[Any]]:
-        """Return the events with which requests begin to hold images; `local` has the local number of each row.
+        """Return the events with which requests begin to hold images; `local` has the local id of each server id.
 
         Raises:
             LookupError: a request that has ended holds an image.

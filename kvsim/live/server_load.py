@@ -34,7 +34,7 @@ _FULL = 0.995
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerLoad:
-    """Present load of a server. Rates are None after the first poll."""
+    """Present load of a server. Rates are None as long as there is only one poll."""
 
     now: ServerMetrics
     prompt_tokens_per_s: float | None
@@ -47,10 +47,10 @@ class ServerLoad:
     finished_per_min: float | None
     hit_share: float | None
     """Share of the prompt tokens looked up that were found in the prefix cache; None if none were looked up."""
-    seconds: float
+    window_s: float
     """Seconds over which `preemptions_per_min` and `histograms` are computed."""
     histograms: dict[str, Histogram]
-    """Histograms over the same time; after the first poll, over the time since the server started."""
+    """Histograms over `window_s`; as long as there is only one poll, over the time since the server started."""
     full_in_s: float | None
     """Seconds until the pool is full if its usage goes on to rise; None without a clear rise."""
 
@@ -74,7 +74,7 @@ def load_of(polls: Sequence[ServerMetrics]) -> ServerLoad:
         preemptions_per_min=_rate(now.preemptions - before.preemptions, minutes),
         finished_per_min=_rate(now.finished - before.finished, minutes),
         hit_share=min((now.hit_tokens - before.hit_tokens) / queried, 1.0) if queried > 0 else None,
-        seconds=now.time_s - before.time_s,
+        window_s=now.time_s - before.time_s,
         histograms={
             key: now.histograms.get(key, Histogram()).since(before_histograms.get(key, Histogram()))
             for key in HISTOGRAMS

@@ -1,7 +1,7 @@
 """Recording of a server's last steps, so that a screen can be updated at a cost that does not grow with time.
 
-It begins at a cut, an event number of the whole recording that was marked when it was the last. Requests that are
-present at the cut keep the data of the whole recording, such as their arrival times.
+It begins at a cut: a moment of the whole recording, identified by the number of the event that was then the newest.
+Requests that are present at the cut keep the data of the whole recording, such as their arrival times.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cut:
     step: int
     """Number of steps that the server had run before the cut."""
     mark: Mark
-    """Numbers of rows that the whole recording had at the cut."""
+    """Number of rows that each table of the whole recording had at the cut."""
     rows: IntArray
     """Rows, in the whole recording, of the requests that are present at the cut; ascending."""
     before: Recording
@@ -40,14 +40,14 @@ class Excerpt(NamedTuple):
 
     recording: Recording
     first_step: int
-    """Number on the server of the excerpt's first step that is not a summary."""
-    num_before: int
-    """1 if the first step of `recording` summarizes everything before the excerpt, otherwise 0."""
+    """Index, among all steps of the server, of the excerpt's first step that is not a summary."""
+    num_summary_steps: int
+    """Number of steps, 0 or 1, at the beginning of `recording` that summarize everything before the excerpt."""
 
     @property
     def end_step(self) -> int:
         """Number of steps that the server has run up to the end of the excerpt."""
-        return self.first_step - self.num_before + len(self.recording.steps)
+        return self.first_step - self.num_summary_steps + len(self.recording.steps)
 
 
 def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
@@ -68,11 +68,11 @@ def tail(builder: RecordingBuilder, cut: Cut, name: str) -> Excerpt | None:
     return Excerpt(recording, cut.step, len(before.steps))
 
 
-def meta_of(meta: Meta, first_step: int, cached: list[int], computed: list[int], images: list[list[int]]) -> Meta:
-    """Return the provenance of a recording that begins with a server's step `first_step`.
+def joined_meta(meta: Meta, first_step: int, cached: list[int], computed: list[int], images: list[list[int]]) -> Meta:
+    """Return the metadata of a recording that begins with step `first_step` of a server.
 
-    At its begin, `cached` are the free blocks with a cached prefix, `computed` has the computed tokens of each present
-    request, and `images` the number and encoder outputs of each cached image.
+    At its beginning, `cached` are the free blocks with a cached prefix, `computed` has the number of computed tokens of
+    each present request, and `images` has [image id, number of encoder outputs] of each cached image.
     """
     if not first_step:
         return meta
@@ -86,16 +86,16 @@ def meta_of(meta: Meta, first_step: int, cached: list[int], computed: list[int],
 
 
 def _requests(cut: Cut, since: Since) -> Requests:
-    arrival_seq = since.requests.arrival_seq + _seqs(cut)
+    arrival_seq = since.requests.arrival_seq + _seq_offset(cut)
     arrival_seq[: len(cut.rows)] = cut.before.requests.arrival_seq
     return replace(since.requests, request=np.arange(len(since.rows), dtype=np.int32), arrival_seq=arrival_seq)
 
 
 def _steps(cut: Cut, since: Since) -> Steps:
-    steps, seqs = since.steps, _seqs(cut)
+    steps, seqs = since.steps, _seq_offset(cut)
     own = replace(
         steps,
-        step=steps.step + np.int32(_moved(cut)),
+        step=steps.step + np.int32(_step_offset(cut)),
         schedule_seq=steps.schedule_seq + seqs,
         output_seq=steps.output_seq + seqs,
     )
@@ -108,7 +108,7 @@ def _schedule(cut: Cut, since: Since) -> Schedule:
     passed = np.maximum(first - schedule.step, 0).astype(np.int32)
     own = replace(
         schedule,
-        step=schedule.step + passed + np.int32(_moved(cut)),
+        step=schedule.step + passed + np.int32(_step_offset(cut)),
         request=_rows(since, schedule.request),
         computed_before=schedule.computed_before + schedule.tokens * passed,
         repeat=schedule.repeats - passed,
@@ -119,7 +119,7 @@ def _schedule(cut: Cut, since: Since) -> Schedule:
 def _memory(cut: Cut, since: Since) -> Memory:
     memory = since.memory
     request = np.where(memory.request < 0, memory.request, _rows(since, memory.request))
-    step, seq = memory.step + np.int32(_moved(cut)), memory.seq + _seqs(cut)
+    step, seq = memory.step + np.int32(_step_offset(cut)), memory.seq + _seq_offset(cut)
     return _joined(cut.before.memory, replace(memory, request=request, step=step, seq=seq))
 
 
@@ -133,16 +133,16 @@ def _encoder(cut: Cut, since: Since) -> EncoderEvents | None:
     if events is None or before is None:
         return events or before
     request = np.where(events.request < 0, events.request, _rows(since, events.request))
-    step, seq = events.step + np.int32(_moved(cut)), events.seq + _seqs(cut)
+    step, seq = events.step + np.int32(_step_offset(cut)), events.seq + _seq_offset(cut)
     return _joined(before, replace(events, request=request, step=step, seq=seq))
 
 
-def _seqs(cut: Cut) -> int:
+def _seq_offset(cut: Cut) -> int:
     """Return the number to add to an event number of the whole recording, to get that in the tail."""
     return cut.next_seq - cut.mark.seq - 1
 
 
-def _moved(cut: Cut) -> int:
+def _step_offset(cut: Cut) -> int:
     """Return the number to add to a step's number in the whole recording, to get that in the tail."""
     return len(cut.before.steps) - cut.mark.num_steps
 

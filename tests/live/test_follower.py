@@ -151,7 +151,7 @@ def test_the_last_steps_are_as_they_are_in_all_that_is_kept(file: Path, tail_ste
     num_tails = 0
     for recent, whole in looks_at(lines_of(file), 23, tail_steps=tail_steps):
         here, there = Replay(recent.recording), Replay(whole.recording)
-        offset, first = len(whole.recording.steps) - len(recent.recording.steps), recent.num_before
+        offset, first = len(whole.recording.steps) - len(recent.recording.steps), recent.num_summary_steps
         num_tails += offset > 0
         np.testing.assert_array_equal(waste(here).slots[first:], waste(there).slots[first + offset :])
         facts, all_facts = facts_of(recent.recording.requests), facts_of(whole.recording.requests)
@@ -185,7 +185,7 @@ def test_the_last_steps_are_the_same_when_they_are_read_again(file: Path, tmp_pa
 
 
 @pytest.mark.parametrize("every", [1, 40, 300])
-def test_between_two_looks_no_step_is_left_out(every: int) -> None:
+def test_between_two_polls_no_step_is_left_out(every: int) -> None:
     end = 0
     for recent, whole in looks_at(lines_of(LOGS[0]), every, tail_steps=3):
         assert recent.first_step <= max(end - 1, 0), "nor what comes behind the last that was seen"
@@ -516,7 +516,7 @@ def test_what_a_viewer_sees_of_a_server_with_features_is_what_the_recording_says
 def assert_same_account(recent: Excerpt, whole: Excerpt) -> None:
     """Each slot of each frame, and each token in the encoder cache, is in the same state."""
     here, there = recent.recording, whole.recording
-    first, offset = recent.num_before, len(there.steps) - len(here.steps)
+    first, offset = recent.num_summary_steps, len(there.steps) - len(here.steps)
     np.testing.assert_array_equal(waste(Replay(here)).slots[first:], waste(Replay(there)).slots[first + offset :])
     encoders = EncoderContents.of(here), EncoderContents.of(there)
     if encoders[0] is not None and encoders[1] is not None:

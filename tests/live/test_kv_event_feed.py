@@ -90,9 +90,9 @@ def follow() -> Iterator[Callable[..., KvEventFeed]]:
 
 def heard(feed: KvEventFeed, publish: Callable[[], None], *, batches: int) -> None:
     """Publish until `feed`, which may not be connected yet, has heard so many batches more."""
-    begin = feed.look().num_batches
+    begin = feed.state().num_batches
     publish()
-    until(lambda: feed.look().num_batches >= begin + batches)
+    until(lambda: feed.state().num_batches >= begin + batches)
 
 
 @pytest.mark.slow
@@ -101,22 +101,22 @@ def test_what_vllm_publishes(publisher: Publisher, follow: Callable[..., KvEvent
     publisher.say(stored=[1, 2, 3])
     publisher.say(stored=[4], parent=3)
     feed = follow(publisher.port, publisher.replay)  # it hears what was before it came
-    until(lambda: feed.look().num_batches >= 3)
+    until(lambda: feed.state().num_batches >= 3)
     heard(feed, lambda: publisher.say(stored=[5], parent=3), batches=1)
-    look = feed.look()
+    look = feed.state()
     assert (look.num_blocks, look.num_tokens, look.shared, look.from_start) == (5, 10, ((6, 2),), True)
     publisher.say(mute=True)  # the network loses two batches, which the server still has
     publisher.say(stored=[6], parent=5)
     publisher.say(removed=[4])
     publisher.say(mute=False)
     heard(feed, lambda: publisher.say(stored=[7], parent=6), batches=3)
-    look = feed.look()
+    look = feed.state()
     assert (look.num_blocks, look.num_removed, look.lost) == (6, 1, 0)
-    assert look.ages_s == (3.0,)
+    assert look.lifetimes_s == (3.0,)
     publisher.say(skip=3)  # and these it has not
     heard(feed, lambda: publisher.say(stored=[8], parent=7), batches=1)
-    assert feed.look().lost == 3
-    assert any("3 lost batches" in limit for limit in cache_limits(feed.look()))
+    assert feed.state().lost == 3
+    assert any("3 lost batches" in limit for limit in cache_limits(feed.state()))
     assert feed.ended is None
 
 
@@ -126,10 +126,10 @@ def test_without_replays_older_blocks_are_not_known(publisher: Publisher, follow
 
     def come() -> bool:
         publisher.say(stored=[100])
-        return feed.look().num_batches > 0
+        return feed.state().num_batches > 0
 
     until(come)
-    look = feed.look()
+    look = feed.state()
     assert (look.from_start, look.lost, look.num_blocks) == (False, 0, 1)
     assert cache_facts(look, 10)[0].startswith("at least 1 blocks of 10 keep a prefix, 10 % of the pool")
     assert any("before kvsim listened" in limit for limit in cache_limits(look))
@@ -156,12 +156,12 @@ def test_the_ranks_of_a_server_are_added_up(server: str) -> None:
     try:
         ranks[0].say(stored=[1, 2, 3])
         feed = KvEventRanks(f"{port}-{port + 1}", replay=f"{replay}-{replay + 1}")
-        until(lambda: feed.look().num_batches == 1)
-        assert any("data-parallel rank 1" in limit for limit in cache_limits(feed.look()))
+        until(lambda: feed.state().num_batches == 1)
+        assert any("data-parallel rank 1" in limit for limit in cache_limits(feed.state()))
         ranks[1].say(stored=[1, 9])  # the same name in another rank is another block
         ranks[1].say(removed=[9])
-        until(lambda: feed.look().num_batches == 3)
-        look = feed.look()
+        until(lambda: feed.state().num_batches == 3)
+        look = feed.state()
         assert (look.num_blocks, look.num_tokens, look.blocks_of_ranks) == (4, 8, (3, 1))
         assert (look.num_stored, look.num_removed, look.silent_ranks) == (5, 1, ())
         assert "by data-parallel rank: 3, 1 blocks" in cache_facts(look, 100)
@@ -223,8 +223,8 @@ def test_a_server_that_begins_anew(sender: tuple[zmq.Socket[bytes], int], follow
     stored = msgpack.packb([1.0, [["BlockStored", [1, 2], None, [7, 7, 7, 7], 2, None]], 0])
     for number, batch in ((0, stored), (1, BATCH), (2, stored), (0, BATCH)):
         sender[0].send_multipart((b"", number.to_bytes(8, "big"), batch))
-    until(lambda: feed.look().num_batches == 4)
-    look = feed.look()
+    until(lambda: feed.state().num_batches == 4)
+    look = feed.state()
     assert (look.restarts, look.num_blocks, look.lost, look.num_cleared) == (1, 0, 0, 2)
 
 
@@ -240,8 +240,8 @@ def test_a_server_that_begins_anew_while_its_first_batches_are_missed(
     again = (2, stored(2.0, 5))  # what was published already, for the second time: no restart
     for number, batch in ((0, BATCH), (1, stored(2.0, 1, 2)), (2, stored(2.0, 5)), again, (1, stored(9.0, 8))):
         sender[0].send_multipart((b"", number.to_bytes(8, "big"), batch))
-    until(lambda: feed.look().num_batches == 4)
-    look = feed.look()
+    until(lambda: feed.state().num_batches == 4)
+    look = feed.state()
     assert (look.restarts, look.num_blocks, look.lost) == (1, 1, 1), "batch 0 of the new start is lost"
 
 
@@ -278,8 +278,8 @@ def test_a_gap_is_asked_for_or_lost(sender: tuple[zmq.Socket[bytes], int], follo
     sender[0].recv()
     for number in (0, 4):
         sender[0].send_multipart((b"", number.to_bytes(8, "big"), BATCH))
-    until(lambda: feed.look().num_batches == 3)
-    look = feed.look()
+    until(lambda: feed.state().num_batches == 3)
+    look = feed.state()
     assert (look.replayed, look.lost, look.num_cleared) == (1, 2, 3)
     stop.set()
     thread.join()

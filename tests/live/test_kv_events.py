@@ -8,9 +8,9 @@ import msgpack
 import pytest
 
 from kvsim.errors import RecordingError
-from kvsim.live.kv_events import Place, ServerCache
+from kvsim.live.kv_events import CachePart, ServerCache
 
-GPU = Place("GPU", 0)
+GPU = CachePart("GPU", 0)
 STORED = ["BlockStored", [11, 12], None, [1, 2, 3, 4], 2, None, "GPU", None]
 """As vLLM 0.20 sends it, without the fields that have a default."""
 BY_NAME = {
@@ -50,11 +50,11 @@ def test_groups_and_media_have_caches_of_their_own_and_all_are_cleared() -> None
     window = BY_NAME | {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
     cached = heard(BY_NAME, window, BY_NAME | {"medium": "CPU", "block_hashes": [b"a whole hash", 12]})
     assert {place: len(blocks) for place, blocks in cached.blocks.items()} == {
-        GPU: 2, Place("GPU", 1): 2, Place("CPU", 0): 2,
+        GPU: 2, CachePart("GPU", 1): 2, CachePart("CPU", 0): 2,
     }  # fmt: skip
-    assert cached.blocks[Place("GPU", 1)][12].kind == "sliding_window"
+    assert cached.blocks[CachePart("GPU", 1)][12].kind == "sliding_window"
     heard({"type": "BlockRemoved", "block_hashes": [11, 12], "medium": "GPU", "group_idx": 1}, cached=cached)
-    assert not cached.blocks[Place("GPU", 1)]
+    assert not cached.blocks[CachePart("GPU", 1)]
     assert len(cached.blocks[GPU]) == 2
     assert not heard(["AllBlocksCleared"], cached=cached).blocks
     assert not heard(BY_NAME, {"type": "AllBlocksCleared"}).blocks
@@ -99,4 +99,4 @@ def test_sglang_leaves_out_what_is_none() -> None:
     assert list(cached.blocks[GPU]) == [1, 2, 3]
     heard({"type": "BlockRemoved", "block_hashes": [3]}, cached=cached)
     assert list(cached.blocks[GPU]) == [1, 2]
-    assert (cached.num_stored, cached.num_removed, len(cached.ages_s)) == (3, 1, 1)
+    assert (cached.num_stored, cached.num_removed, len(cached.lifetimes_s)) == (3, 1, 1)

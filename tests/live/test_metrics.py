@@ -170,7 +170,7 @@ def test_rates_are_of_the_last_minute() -> None:
     load = load_of(looks)
     assert load.preemptions_per_min == 6
     assert load.output_tokens_per_s == 100
-    assert load.seconds == 60
+    assert load.window_s == 60
     first = load_of(looks[:1])
     assert (first.preemptions_per_min, first.output_tokens_per_s, first.full_in_s) == (None, None, None)
     assert first.histograms["ttft"].count == 10, "since the server started"
@@ -246,9 +246,9 @@ def test_a_feed_polls() -> None:
 
     with page_server(answer) as url:
         feed = MetricsFeed(url, period_s=0.01)
-        until(lambda: len(feed.looks()) >= 5)
+        until(lambda: len(feed.polls()) >= 5)
         feed.close()
-        assert [look.usage for look in feed.looks()[:4]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
+        assert [look.usage for look in feed.polls()[:4]] == pytest.approx([0.1, 0.2, 0.3, 0.4])
         assert feed.ended is None
 
 
@@ -260,7 +260,7 @@ def test_a_server_that_starts_again_is_a_new_server() -> None:
         feed = MetricsFeed(url, period_s=0.01)
         until(lambda: feed.restarts)
         feed.close()
-        assert {look.generation_tokens for look in feed.looks()} == {10}
+        assert {look.generation_tokens for look in feed.polls()} == {10}
 
 
 def test_a_server_that_is_gone_is_said_to_be_and_ends_the_feed() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvsim.live.kv_event_feed import CacheLook
+from kvsim.live.kv_event_feed import CacheState
 from kvsim.live.metrics import parse_metrics
 from kvsim_tui.live.metrics_app import MetricsApp
 
@@ -45,7 +45,7 @@ class Looks:
         now = parse_metrics(page, float(second))
         return replace(now, usage=usage, fullest_usage=usage, preemptions=63 + second // 10)
 
-    def looks(self) -> list[ServerMetrics]:
+    def polls(self) -> list[ServerMetrics]:
         return self.seen
 
 
@@ -113,10 +113,10 @@ class Cache:
 
     ended: str | None = None
 
-    def look(self) -> CacheLook:
-        return CacheLook(
+    def state(self) -> CacheState:
+        return CacheState(
             num_blocks=8_086, num_tokens=129_376, elsewhere=(("CPU", 12),), num_stored=9_000, num_removed=914,
-            num_cleared=0, ages_s=(10.0, 30.0, 50.0), shared=((1_024, 7),), num_batches=40, lost=2, replayed=0,
+            num_cleared=0, lifetimes_s=(10.0, 30.0, 50.0), shared=((1_024, 7),), num_batches=40, lost=2, replayed=0,
             restarts=0, from_start=False, quiet_s=0.1,
         )  # fmt: skip
 

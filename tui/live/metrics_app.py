@@ -89,8 +89,8 @@ class MetricsApp(Careful, App[None]):
     ) -> None:
         super().__init__()
         self._feed, self._cache = feed, cache
-        self._looks = feed.looks()
-        self._load = load_of(self._looks)
+        self._polls = feed.polls()
+        self._load = load_of(self._polls)
         self._ended: str | None = None
         self.symbols = replace(ASCII if ascii else GLYPHS if "NO_COLOR" in os.environ else COLOR)
         self.animation_level = "none"
@@ -110,22 +110,22 @@ class MetricsApp(Careful, App[None]):
             yield Words("times", lambda width, _: time_lines(self._load, width, plain=plain), id="metrics-times")
             yield Words(
                 "history",
-                lambda width, height: chart_lines(self._looks, width, height, plain=plain),
+                lambda width, height: chart_lines(self._polls, width, height, plain=plain),
                 id="metrics-chart",
             )
         yield KeyLine(self.symbols)
 
     def on_mount(self) -> None:
-        self._polls = self.set_interval(POLL_S, self.poll)
+        self._timer = self.set_interval(POLL_S, self.poll)
         self.poll()
 
     def poll(self) -> None:
         """Show the newest metrics of the feed."""
-        self._looks = self._feed.looks()
-        self._load = load_of(self._looks)
+        self._polls = self._feed.polls()
+        self._load = load_of(self._polls)
         if self._feed.ended is not None and self._ended is None:
             self._ended = message(self._feed.ended)
-            self._polls.stop()
+            self._timer.stop()
             self.screen.add_class("-ended")
             self.notify(f"{self._ended} What was seen stays here.", timeout=10, markup=False)
         self._tell()
@@ -134,7 +134,7 @@ class MetricsApp(Careful, App[None]):
 
     def _cache_lines(self, width: int, height: int) -> list[Text]:
         assert self._cache is not None
-        return event_lines(self._cache.look(), self._cache.ended, self._load.now.num_blocks, width, height)
+        return event_lines(self._cache.state(), self._cache.ended, self._load.now.num_blocks, width, height)
 
     def file_name(self) -> str:
         """Return a file name without extension for a picture of the screen."""
@@ -164,8 +164,8 @@ class MetricsApp(Careful, App[None]):
         self.query_one(Headline).tell([*(ended or state), *about], [*state, *about])
         where = forecast(self._load) if quiet_s <= _QUIET_S and self._ended is None else ""
         self.query_one("#metrics-cache", Words).border_title = f"KV cache{', ' + where if where else ''}"
-        seconds = self._load.seconds
+        seconds = self._load.window_s
         of = f"in the last {seconds:.0f} s" if seconds else "since the server started"
         self.query_one("#metrics-times", Words).border_title = f"times {of}, as exact as the server's buckets"
-        span_s = self._looks[-1].time_s - self._looks[0].time_s
+        span_s = self._polls[-1].time_s - self._polls[0].time_s
         self.query_one("#metrics-chart", Words).border_title = f"the last {span_s:.0f} s"

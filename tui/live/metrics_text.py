@@ -17,7 +17,7 @@ from ..look.wording import milliseconds, plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.live.kv_event_feed import CacheLook
+    from kvsim.live.kv_event_feed import CacheState
     from kvsim.live.metrics import Histogram, ServerMetrics
     from kvsim.live.server_load import ServerLoad
 
@@ -46,7 +46,7 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
     ]
 
 
-def event_lines(look: CacheLook, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
+def event_lines(look: CacheState, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
     """Return at most `height` lines about the prefix cache: the reason why events `ended`, if they did; what is known;
     what is not.
     """

@@ -45,7 +45,7 @@ class Past:
 
         Charts are None and totals 0 if no session reaches up to the first step of `excerpt`.
         """
-        unknown = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_before)
+        unknown = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_summary_steps)
         if (latest := self._latest) is None:
             return unknown
         old = latest.before
@@ -59,7 +59,7 @@ class Past:
         gone = ~np.isin(requests.id, printable_ids(excerpt.recording.requests.id))
         return Before(
             first_step=excerpt.first_step,
-            num_summary_frames=excerpt.num_before,
+            num_summary_frames=excerpt.num_summary_steps,
             charts=charts.rows(max(len(charts) - MAX_FRAMES, 0)),
             num_finished=old.num_finished + int((~np.isnan(requests.finished_s[gone])).sum()),
             num_refused=old.num_refused + int((requests.status[gone] == RequestStatus.REFUSED).sum()),
