@@ -48,7 +48,7 @@ def long_recording() -> Recording:
                 free += reversed(tables[slot])
                 tables[slot] = []
                 rows[slot] = builder.arrived(f"r{slot}-{step}", float(step), BLOCK, BLOCK * BLOCKS_PER_REQUEST)
-                builder.next_seq()
+                builder.begin_event()
                 num_events += 1
             builder.scheduled(rows[slot], len(tables[slot]) * BLOCK, BLOCK, float(step))
             builder.append_blocks(rows[slot], len(tables[slot]), [free[-1]])
@@ -56,9 +56,9 @@ def long_recording() -> Recording:
             num_events += 1
         number = builder.step(start_s=float(step), num_scheduled=NUM_RUNNING, running=NUM_RUNNING, free_units=len(free),
                               prefill_tokens=0, decode_tokens=0, waiting=0, preempted=0)  # fmt: skip
-        builder.next_seq()
+        builder.begin_event()
         builder.output(number, step + 1.0)
-        builder.next_seq()
+        builder.begin_event()
         step += 1
     pool = Pool(unit_tokens=BLOCK, num_units=NUM_UNITS, first_unit=1, bytes_per_unit=1)
     return builder.finish(Meta(source="simulation", engine={}, gpu="", model={}, policy={"name": "paged"}, pool=pool))

@@ -44,7 +44,10 @@ def events_of(recording: Recording, meta: dict[str, Any]) -> Iterator[Event]:
     scheduled = {seq: step for step, seq in enumerate(steps.schedule_seq.tolist())}
     processed = {seq: step for step, seq in enumerate(steps.output_seq.tolist())}
     names = [name for name, _ in Steps.columns() if name not in NOT_SAID and getattr(steps, name) is not None]
-    last, answered = dict(zip(memory.request[memory.ends].tolist(), memory.ends.tolist(), strict=True)), set[int]()
+    last, answered = (
+        dict(zip(memory.request[memory.end_rows].tolist(), memory.end_rows.tolist(), strict=True)),
+        set[int](),
+    )
     for seq in range(max(*scheduled, *processed) + 1):
         if seq in arrived:
             yield arrival(recording, arrived[seq])

@@ -236,7 +236,7 @@ class _RecordedBatch:
     def step(self, time_s: float, counters: dict[str, int]) -> None:
         builder, rows = self._builder, self._rows
         tokens, done = (self._width, 0) if self._num_steps == 0 else (1, self._width + self._num_steps - 1)
-        builder.next_seq()
+        builder.begin_event()
         for row in rows:
             builder.scheduled(row, done, tokens, self._start_s)
         computed = len(rows) * tokens
@@ -251,7 +251,7 @@ class _RecordedBatch:
             free_units=-1,
             **counters,
         )
-        builder.next_seq()
+        builder.begin_event()
         builder.output(number, time_s)
         if self._num_steps == 0:
             for row in rows:

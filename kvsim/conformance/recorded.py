@@ -101,7 +101,7 @@ class Recorded:
         """
         requests = self.recording.requests
         rank = np.empty(len(requests))
-        rank[np.lexsort((requests.arrival_seq, requests.asked_s))] = np.arange(len(requests))
+        rank[np.lexsort((requests.arrival_seq, requests.received_s))] = np.arange(len(requests))
         return list(rank.tolist())
 
     def aborts(self, begin: int, end: int) -> IntArray:

@@ -31,7 +31,7 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
         raise WorkloadError(
             f"recording {recording.name!r} has no request with any output, so there is nothing to serve again."
         )
-    arrival_s = requests.asked_s[rows]
+    arrival_s = requests.received_s[rows]
     num_silent = len(requests) - len(rows)
     without = f", without {num_silent} that put out nothing" if num_silent else ""
     images = getattr(recording, "images", None)

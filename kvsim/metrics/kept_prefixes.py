@@ -87,7 +87,7 @@ def _check_kept_by_tree(replay: Replay, file: Path) -> None:
     """
     recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
     assert memory.cached is not None
-    rows = memory.ends
+    rows = memory.end_rows
     newest = np.searchsorted(steps.schedule_seq, memory.seq[rows], side="right") - 1
     # The pages of a step in flight are not put into the tree if the request is retracted.
     full = replay.progress.computed(memory.request[rows], newest) // recording.meta.pool.unit_tokens
@@ -216,7 +216,7 @@ def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray
     """Return, for each request, the last step before its latest release of all memory earlier than `seq`; -1 without
     such a release.
     """
-    memory, ends = recording.memory, recording.memory.ends
+    memory, ends = recording.memory, recording.memory.end_rows
     key = sort_key(memory.request[ends], memory.seq[ends])
     ends, key = ends[np.argsort(key)], np.sort(key)
     at = np.searchsorted(key, sort_key(request, seq)) - 1

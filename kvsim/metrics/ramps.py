@@ -103,7 +103,7 @@ class Ramps:
         if not len(held.request):
             return np.zeros(len(request), np.int64)
         # A move keeps computed tokens, so find the last of the residencies that it joins.
-        is_last = np.append(~held.is_moved[1:], True)
+        is_last = np.append(~held.continues_previous[1:], True)
         last = np.flatnonzero(is_last)[np.cumsum(is_last) - is_last]
         born, dead = frames_of(replay, held.birth_seq), frames_of(replay, held.death_seq[last])
         residency = np.searchsorted(sort_key(held.request, born), sort_key(request, begin), side="right") - 1

@@ -39,13 +39,13 @@ class Latencies:
     request: IntArray
     """Row of the request in `requests.parquet`."""
     ttft_s: FloatArray
-    """Time to first token in seconds, from `Requests.asked_s` to the first output token."""
+    """Time to first token in seconds, from `Requests.received_s` to the first output token."""
     tpot_s: FloatArray
     """Seconds per output token after the first; NaN for a single output token."""
     e2e_s: FloatArray
-    """End-to-end time in seconds, from `Requests.asked_s` to the last output token."""
+    """End-to-end time in seconds, from `Requests.received_s` to the last output token."""
     wait_s: FloatArray
-    """Seconds in the queue, from `Requests.asked_s` until first scheduled."""
+    """Seconds in the queue, from `Requests.received_s` until first scheduled."""
 
 
 def latencies(recording: Recording) -> Latencies:

@@ -179,7 +179,7 @@ class _ScheduleMoments:
 
     def row_in(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
         """Return the schedule row of each request that covers the request's `step`; -1 if none does."""
-        row = self._by_request.newest(request, step + 1)
+        row = self._by_request.last_row_before(request, step + 1)
         schedule = self._schedule
         is_there = (schedule.request[row] == request) & (step < schedule.step[row] + schedule.repeats[row])
         return np.where(is_there & (step >= schedule.step[row]), row, -1)

@@ -240,7 +240,7 @@ class _FrameSlots:
     def of(cls, replay: Replay) -> _FrameSlots:
         """Add up the slots of all extents, in parts, because a long recording has tens of millions of extents."""
         total = {field.name: np.zeros(replay.num_frames, np.int64) for field in fields(cls)}
-        first = replay.ledger.tables.together()
+        first = replay.ledger.tables.first_of_series()
         end = np.append(first[1:], len(replay.ledger.tables.birth_row))
         for begin in range(0, len(first), _EXTENTS_AT_ONCE):
             some = slice(begin, begin + _EXTENTS_AT_ONCE)

@@ -98,7 +98,7 @@ def _pieces(tables: Holdings, end_seq: int) -> tuple[IntArray, IntArray, IntArra
     allocations, and the number of its units.
     """
     if not (tables.repeat > 1).any():
-        rows = tables.together()
+        rows = tables.first_of_series()
         num_units = np.add.reduceat(tables.length, rows, dtype=np.int64) if len(rows) else rows
         freed = tables.at(rows).death_seq <= end_seq
         return rows[freed], np.zeros(int(freed.sum()), np.int32), num_units[freed]

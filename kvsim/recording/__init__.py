@@ -1,8 +1,9 @@
-"""The format that kvsim's simulations and captured runs have in common: the events of a run, as columns.
+"""The common format of simulated and captured runs: the events of a run, as tables of columns.
 
-Both produce a `Recording`, and everything that uses recordings treats both alike. `read` and `write` load a recording
-from disk and save it. During a run, `RecordingBuilder` makes one from the events of an engine, and `RecordingWriter`
-saves rows that are final. `kvsim.replay` replays one.
+Simulations and captures produce a `Recording`, and all code that uses recordings treats simulated and captured ones
+alike. `read` and `write` load a recording from disk and save it. While a run goes on, `RecordingBuilder` makes a
+recording from the events that an engine reports, and `RecordingWriter` saves rows that no later event changes.
+`kvsim.replay` shows the memory of a recorded run at any step.
 
 Every name here is imported on first use.
 """

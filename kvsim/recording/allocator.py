@@ -61,7 +61,7 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
             data = parquet.read(columns=names)
         meta = file.with_name(provenance.FILE_NAME)
         identity = provenance.identity_of(provenance.read_document(meta)) if meta.exists() else ""
-        if not provenance.are_of_one(identity_of_file, identity):
+        if not provenance.may_be_of_one_recording(identity_of_file, identity):
             raise RecordingError(f"{file} is not of the recording beside it.")
         if any(data[name].null_count for name in names):
             raise RecordingError(f"{file} is damaged: a value is missing.")

@@ -1,7 +1,8 @@
 """Build a recording during a run: a recorded engine reports events, and the builder adds them to tables.
 
-While the engine schedules a step, it reports which requests get and release memory. All these reports have the current
-`seq`. The engine of the simulator reports no events: its rows are final, and a `RowSink` receives many at a time.
+`seq` numbers the events that change the engine's state: an arrival, the scheduling of a step, a processed output. While
+the engine schedules a step, it reports which requests get and release memory; all these reports have the `seq` of that
+event. The simulator's engine does not use the builder: it passes rows that are final, many at a time, to a `RowSink`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSchedule, GrowingSteps
 from kvsim.recording.model import Meta, Recording
-from kvsim.recording.optional_tables import CopiesUnderWay, ImagesSoFar, TransfersUnderWay
+from kvsim.recording.optional_tables import GrowingCopies, GrowingImages, GrowingTransfers
 from kvsim.recording.run_marks import Mark, Since
 from kvsim.recording.tables import IntArray, MemoryKind, Requests, RequestStatus, TransferKind
 
@@ -27,17 +28,17 @@ class RecordingBuilder:
         self._num_steps = 0
         self._requests, self._steps = GrowingRequests(), GrowingSteps()
         self._schedule, self._memory = GrowingSchedule(), GrowingMemory()
-        self.copies = CopiesUnderWay()
-        self.transfers = TransfersUnderWay()
-        self._images = ImagesSoFar()
+        self.copies = GrowingCopies()
+        self.transfers = GrowingTransfers()
+        self._images = GrowingImages()
         self._last_token_s = 0.0
-        """Time of the latest output token. It may be after the last `end_s`, because a step's tokens are reported
-        before its end.
+        """Time of the latest output token. It may be later than every recorded `end_s`, because the tokens of a step
+        are reported before its output.
         """
         self._last_scheduled: list[int] = []
         self._previous_scheduled: list[int] = []
         self._preempted_since: list[int] = []
-        """Requests that were preempted since the last call of `step`; the next step counts them."""
+        """Requests that were preempted since the last call of `step`. The next call counts them in its step."""
         self._begun_since: list[int] = []
 
     @property
@@ -61,8 +62,10 @@ class RecordingBuilder:
         growing: list[Sized] = [self._requests, self._steps, self._schedule, self._memory, self._images]
         return sum(map(len, growing)) + self._requests.num_hashes
 
-    def next_seq(self) -> int:
-        """Begin a change of the engine's state. Memory events until the next change get the returned `seq`."""
+    def begin_event(self) -> int:
+        """Begin an event, which changes the engine's state, and return its `seq`. Memory rows get this `seq` until the
+        next event.
+        """
         self._seq += 1
         return self._seq
 
@@ -79,11 +82,10 @@ class RecordingBuilder:
         adapter: int = 0,
         delay_s: float | None = None,
     ) -> int:
-        """Add a request that arrives at the engine, and return its row in the requests table. A refused request is
-        never served.
+        """Add a request that arrives at the engine, and return its row in the requests table.
 
-        `delay_s` is the time in seconds since the server's front end got the request; None if not known. `adapter` is 0
-        for none.
+        If `refused`, the request is never served. `delay_s` is the time in seconds since the server's front end got the
+        request; None if it is not known. `adapter` is the number of its LoRA adapter, from 1 on; 0 if it has none.
         """
         sent = {} if delay_s is None else {"sent_s": round(time_s - delay_s, 9)}
         return self._requests.add(
@@ -91,7 +93,7 @@ class RecordingBuilder:
             prompt_hashes,
             **sent,
             arrival_s=time_s,
-            arrival_seq=self.next_seq(),
+            arrival_seq=self.begin_event(),
             prompt_tokens=prompt_tokens,
             max_tokens=max_tokens,
             priority=priority,
@@ -105,11 +107,11 @@ class RecordingBuilder:
     def scheduled(
         self, request: int, computed_before: int, tokens: int, time_s: float, repeat: int = 1, known: int | None = None
     ) -> None:
-        """Record that `request` computes `tokens` tokens in each of `repeat` steps, the first of which is being
-        scheduled.
+        """Record that `request` computes `tokens` tokens in each of `repeat` steps. The first of these is the step that
+        is being scheduled.
 
-        `computed_before` is the number of its tokens that are computed before the first of these steps. `known` is the
-        number of its known tokens (prompt and processed outputs); None in runs without drafts.
+        `computed_before` is the number of the request's tokens that are computed before this step. `known` is the
+        number of its tokens with known values (prompt and processed outputs); None without speculative decoding.
         """
         self._last_scheduled.append(request)
         first_scheduled_s = self._requests.columns["first_scheduled_s"]
@@ -120,15 +122,16 @@ class RecordingBuilder:
         self._schedule.add(self._num_steps, request, computed_before, tokens, repeat, known)
 
     def scheduled_again(self) -> None:
-        """Record that each request of the last step computes one more token in the step being scheduled."""
+        """Record that the step being scheduled computes one token for each request of the previous step."""
         self._last_scheduled += self._previous_scheduled
         self._schedule.add_decode(self._previous_scheduled, self._num_steps)
 
     def check_step(self, columns: Mapping[str, Any]) -> None:
-        """Check the values in `columns` for a step that comes from a file.
+        """Check the values in `columns` for the next row of the steps table, which come from a file.
 
         Raises:
-            ValueError: a column is not a number, is missing, or is given although earlier steps lack it.
+            ValueError: a value has a wrong type, a column is missing that is required or that earlier steps have, or a
+                column is given that earlier steps lack.
         """
         self._steps.check_row(columns, given_elsewhere=("step", "schedule_seq", "output_seq", "end_s"))
 
@@ -142,7 +145,10 @@ class RecordingBuilder:
             raise IndexError(f"the output of step {step} is not awaited")
 
     def step(self, **columns: float) -> int:
-        """End the scheduling of a step: add its row, with these columns of the steps table. Return its number."""
+        """End the scheduling of a step: add its row to the steps table, and return its number.
+
+        `columns` are values of the row by name, without its number, its `seq` and its output.
+        """
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
         for name, column in self._steps.columns.items():
@@ -157,7 +163,7 @@ class RecordingBuilder:
     def output(self, step: int, time_s: float, outputs: Mapping[int, int] | None = None) -> None:
         """Record that the output of `step` was processed at `time_s`.
 
-        `outputs` has the number of output tokens of each request that got any; None in runs without drafts.
+        `outputs` has the number of output tokens of each request that got any; None without speculative decoding.
         """
         if outputs is not None:
             self._schedule.fill_in("outputs", step, outputs)
@@ -173,7 +179,7 @@ class RecordingBuilder:
         """Record `count` more output tokens of `request`.
 
         If the recorder joined a running engine, a request may get an output of a step that was scheduled before the
-        recording began. This output then counts as the first time that the request was scheduled.
+        recording began. `time_s` then becomes its first scheduling time, too.
         """
         columns = self._requests.columns
         outputs, first_scheduled_s = columns["output_tokens"], columns["first_scheduled_s"]
@@ -190,25 +196,33 @@ class RecordingBuilder:
         self._preempted_since.append(request)
 
     def transfer(self, is_send: bool, request: int, position: int, blocks: int, tokens: int, time_s: float) -> None:
-        """Record that a transfer of `blocks` blocks of `request` begins, from index `position` of its table on.
+        """Record that a transfer of `blocks` blocks of `request` begins, from index `position` of its block table on.
 
-        It loads `tokens` tokens from another server. With `is_send`, the blocks are kept for another server instead,
-        and have `tokens` computed tokens.
+        A load brings `tokens` tokens from another server. If `is_send`, the blocks are kept until another server has
+        read them instead, and hold `tokens` computed tokens.
         """
         kind = TransferKind.SEND if is_send else TransferKind.LOAD
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
     def transferred(self, request: int, time_s: float, failed: int) -> None:
-        """Record that the transfer of `request` ended. `failed` is the first table index that did not load, or -1."""
+        """Record that the transfer of `request` ended. `failed` is the index in its block table of the first block that
+        did not load; -1 if all loaded.
+        """
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
-    def has_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request that has arrived, sorted by place, in the form of `ImagesSoFar.add`."""
+    def add_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:
+        """Record the images in the prompt of `request`, which has arrived, in the order of the prompt.
+
+        An image is a list: its number, the index of its first token in the prompt, and its number of tokens. A fourth
+        element is described in `GrowingImages.add`.
+        """
         self._images.add(request, images)
 
     def encoder_event(self, kind: str, request: int, image: int) -> None:
-        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case; `request` is
-        -1 if the image is computed or evicted.
+        """Record an event of the encoder cache for the image with the number `image`.
+
+        `kind` is the name of an `ImageEventKind` in lower case. `request` begins or ceases to hold the image; it is -1
+        if the image is computed or evicted.
         """
         self._images.happened(kind, request, image, seq=self._seq, step=self._num_steps)
 
@@ -219,20 +233,24 @@ class RecordingBuilder:
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` were appended to the block table of `group`, which had `position` blocks."""
-        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
+        """Record that `blocks` were appended to the request's block table of KV-cache group `group`, at table index
+        `position`.
+        """
+        self._memory.add_units(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` of a prefix hit were added to the request's block table of `group`, at `position`."""
-        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
+        """Record that `blocks` of a prefix hit were added to the request's block table of KV-cache group `group`, at
+        table index `position`.
+        """
+        self._memory.add_units(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
 
     def append_extent(
         self, request: int, position: int, address: int, length: int, requested: int, repeat: int | None = None
     ) -> None:
-        """Record that `request` asked for `requested` slots, and got `length` slots at address `address`.
+        """Record that `request` asked for `requested` slots, and got `length` consecutive slots from `address` on.
 
-        `position` is the number of slots that the request held before. With `repeat`, it gets `length` more slots in
-        each of the next `repeat - 1` steps, each time right after the last ones.
+        `position` is the number of slots that the request held before. If `repeat` is given, it gets `length` more
+        slots in each of the next `repeat - 1` steps, each time directly behind its latest slots.
         """
         self._memory.has_repeats |= repeat is not None
         self._memory.add(
@@ -241,7 +259,8 @@ class RecordingBuilder:
         )  # fmt: skip
 
     def release(self, request: int, num_units: int, num_cached: int, group: int = 0) -> None:
-        """Record that `request` released its whole table of `num_units` units in a KV-cache group.
+        """Record that `request` released its whole table in KV-cache group `group`: `num_units` blocks, or slots in a
+        pool of single slots.
 
         The first `num_cached` of these units stay in the prefix cache.
         """
@@ -250,14 +269,13 @@ class RecordingBuilder:
             group=group,
         )  # fmt: skip
 
-    def release_skipped(
+    def release_blocks(
         self, request: int, positions: Sequence[int], blocks: Sequence[int], kept: Sequence[int], group: int
     ) -> None:
-        """Record that `request` released some blocks of its table, in the order of `blocks`, before it releases the
-        whole table.
+        """Record that `request` released some blocks of its table, one after the other, and keeps the rest.
 
-        `positions` are the indices of the blocks in the table. `kept` has 1 for each block that stays cached, otherwise
-        0.
+        `positions[i]` is the index of `blocks[i]` in the table. `kept[i]` is 1 if that block stays in the prefix cache,
+        otherwise 0.
         """
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(
@@ -266,10 +284,10 @@ class RecordingBuilder:
 
     def evict(self, blocks: Sequence[int]) -> None:
         """Record that the prefixes that were cached in `blocks` were evicted."""
-        self._memory.add_runs(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
+        self._memory.add_units(self._seq, self._num_steps, MemoryKind.EVICT, -1, 0, blocks)
 
     def mark(self) -> Mark:
-        """Return the present numbers of rows, for `since`. Call it only between steps of the engine."""
+        """Return the present row counts, for a later call of `since`. Call it only between steps of the engine."""
         return Mark(
             seq=self._seq,
             num_requests=len(self._requests),
@@ -283,40 +301,41 @@ class RecordingBuilder:
     def since(self, mark: Mark, requests: IntArray) -> Since:
         """Return the rows that were added or changed after `mark`.
 
-        The result has the requests that arrived after `mark`, and those in the rows `requests`, which must ascend.
+        The result has the requests at the row indices `requests`, which must ascend and lie before the mark, and then
+        all requests that arrived after `mark`.
         """
         extended = mark.open_rows[self._schedule.last_step(mark.open_rows) >= mark.num_steps]
         rows = np.concatenate((extended, np.arange(mark.num_schedule_rows, len(self._schedule))))
         chosen = np.concatenate((requests, np.arange(mark.num_requests, len(self._requests))))
         return Since(
             rows=chosen,
-            requests=self._without_open_step(self._requests.so_far(chosen), chosen),
-            steps=self._steps.so_far(self._seq + 1, self._last_token_s, mark.num_steps),
-            schedule=self._schedule.so_far(self._num_steps, rows),
-            memory=self._memory.so_far(mark.num_memory_rows),
+            requests=self._without_open_step(self._requests.to_table(chosen), chosen),
+            steps=self._steps.to_table(self._seq + 1, self._last_token_s, mark.num_steps),
+            schedule=self._schedule.to_table(self._num_steps, rows),
+            memory=self._memory.to_table(mark.num_memory_rows),
             images=self._images.images(chosen),
             encoder=self._images.events(mark.num_encoder_rows),
         )
 
     def finish(self, meta: Meta, name: str = "") -> Recording:
-        """Return everything recorded up to now as a recording. Steps in flight get an output now."""
+        """Return everything recorded up to now as a recording. Steps in flight get an output, but no output tokens."""
         return Recording(
             meta=meta,
             name=name,
-            requests=self._without_open_step(self._requests.so_far(), np.arange(len(self._requests))),
-            steps=self._steps.so_far(self._seq + 1, self._last_token_s),
-            schedule=self._schedule.so_far(self._num_steps),
-            memory=self._memory.so_far(),
-            copies=self.copies.so_far(),
-            transfers=self.transfers.so_far(),
+            requests=self._without_open_step(self._requests.to_table(), np.arange(len(self._requests))),
+            steps=self._steps.to_table(self._seq + 1, self._last_token_s),
+            schedule=self._schedule.to_table(self._num_steps),
+            memory=self._memory.to_table(),
+            copies=self.copies.to_table(),
+            transfers=self.transfers.to_table(),
             images=self._images.images(),
             encoder=self._images.events(),
         )
 
     def _without_open_step(self, requests: Requests, rows: IntArray) -> Requests:
-        """Undo in `requests`, in place, what the step that is being scheduled has changed. Return `requests`.
+        """Undo in `requests`, in place, what was reported about the step that is being scheduled. Return `requests`.
 
-        `rows` are their rows in the whole requests table, ascending.
+        `rows[i]` is the row of `requests[i]` in the whole requests table; ascending.
         """
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
@@ -327,7 +346,7 @@ class RecordingBuilder:
         return requests
 
     def _outputs_so_far(self) -> IntArray:
-        schedule, prompt = self._schedule.so_far(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
+        schedule, prompt = self._schedule.to_table(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
         first, last = prompt.copy(), prompt.copy()
         assert schedule.known is not None
         np.maximum.at(last, schedule.request, schedule.known)

@@ -1,6 +1,7 @@
-"""Look up the schedule by request: its first and last step, and the step that reaches a number of computed tokens.
+"""Look up the schedule by request: the steps that compute it, and the step that reaches a number of computed tokens.
 
-The schedule itself is sorted by step. The checks of a recording use these look-ups.
+The schedule of a recording has a row for each request and series of steps, and is sorted by step. The checks of a
+recording use these look-ups.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def first_rows(schedule: Schedule) -> tuple[IntArray, IntArray]:
 
 
 def last_steps(recording: Recording, never: int = 0) -> npt.NDArray[np.int64]:
-    """Return, for each request, the last step that computes it; `never` if no step does."""
+    """Return, for each request, the index of the last step that computes it; `never` if no step does."""
     schedule, last = recording.schedule, np.full(len(recording.requests), never, np.int64)
     np.maximum.at(last, schedule.request, schedule.step + schedule.repeats - 1)
     return last
@@ -35,15 +36,16 @@ def computed_after(schedule: Schedule) -> npt.NDArray[np.int64]:
     return schedule.computed_before + schedule.tokens * schedule.repeats.astype(np.int64)
 
 
-def answered_rows(recording: Recording) -> Schedule:
-    """Return the schedule without the steps whose output SGLang ignores for a request.
+def rows_with_output(recording: Recording) -> Schedule:
+    """Return the schedule without the computations whose output SGLang ignores.
 
-    It ignores the output if it retracted the request after the step was scheduled. Other engines have no such steps.
+    SGLang ignores the output of a step for a request that it retracted after the step was scheduled. The schedule of
+    other engines is returned as it is.
     """
     schedule, steps, memory = recording.schedule, recording.steps, recording.memory
     if recording.meta.policy_name != Radix.name or not recording.requests.preemptions.any():
         return schedule
-    ends, last = memory.ends, schedule.step + schedule.repeats - 1
+    ends, last = memory.end_rows, schedule.step + schedule.repeats - 1
     release_key = np.append(np.sort(sort_key(memory.request[ends], memory.seq[ends])), _NEVER)
     next_release = release_key[np.searchsorted(release_key, sort_key(schedule.request, steps.schedule_seq[last]))]
     is_ignored = next_release < sort_key(schedule.request, steps.output_seq[last])
@@ -77,12 +79,12 @@ class TokenSteps(NamedTuple):
 
 
 class RowsByRequest(NamedTuple):
-    """Rows of the schedule, sorted by request and then by step."""
+    """Schedule rows, sorted by request and then by step."""
 
     row: npt.NDArray[np.int32]
-    """Index in the schedule of each row, in this order."""
+    """Index of each row in the schedule."""
     key: npt.NDArray[np.int64]
-    """`sort_key` of the request and the first step of each row: ascending."""
+    """`sort_key` of the request and the first step of each row; ascending."""
 
     @classmethod
     def of(cls, recording: Recording) -> RowsByRequest:
@@ -91,13 +93,18 @@ class RowsByRequest(NamedTuple):
         row = stable_order(schedule.request, len(recording.requests))
         return cls(row, sort_key(schedule.request[row], schedule.step[row]))
 
-    def newest(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
-        """Return the index in the schedule of each request's last row that begins before `step`. There must be one."""
+    def last_row_before(self, request: IntArray, step: IntArray) -> npt.NDArray[np.int32]:
+        """Return the schedule index of each request's last row that begins before `step`, an array like `request`.
+
+        Each request must have such a row.
+        """
         return self.row[np.searchsorted(self.key, sort_key(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of tokens that each request has computed before `step`; steps in flight count."""
-        row = self.newest(request, step)
+        """Return the number of tokens that each request has computed before `step`, those of steps in flight
+        included.
+        """
+        row = self.last_row_before(request, step)
         num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
         computed: npt.NDArray[np.int64] = (
             schedule.computed_before[row] + schedule.tokens[row].astype(np.int64) * num_steps
@@ -106,10 +113,10 @@ class RowsByRequest(NamedTuple):
 
 
 def first_rows_since(recording: Recording, request: IntArray, step: IntArray) -> IntArray:
-    """Return the first schedule row of each residency; -1 if the residency ends without a step.
+    """Return the schedule row of each residency's first computation; -1 if the residency ends without one.
 
-    A residency is the time from an admission of a request to the release of its memory. `request[i]` is the request of
-    residency i, and `step[i]` the step in which it begins.
+    A residency is the time from an admission of a request to the release of its memory. Residency i is of `request[i]`,
+    and begins in `step[i]`.
     """
     by_request = RowsByRequest.of(recording)
     begins = sort_key(request, step)

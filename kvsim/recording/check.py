@@ -50,7 +50,7 @@ def check(recording: Recording, folder: Path) -> None:
         _check_first_rows(recording, folder / "schedule.parquet")
     elif len(recording.schedule):
         raise RecordingError(f"{folder / 'memory.parquet'} is empty, and schedule.parquet computes in a pool.")
-    check_windows(recording, folder)
+    check_window_units(recording, folder)
     _check_initial(recording, folder / "meta.json")
     if recording.images is not None or recording.encoder is not None:
         check_images(recording, folder)
@@ -60,10 +60,10 @@ def check(recording: Recording, folder: Path) -> None:
 
 
 def check_events(recording: Recording, folder: Path) -> None:
-    """Check that events are in order, and that the steps' numbers of running and waiting requests follow from the
-    events.
+    """Check times and their order, and that running and waiting requests, preemptions and prefix hits follow from the
+    recorded events.
 
-    `check` must have passed.
+    `check` must have passed. Only times are checked if the recording begins in the middle of a run.
     """
     check_clock(recording, folder)
     if recording.meta.begins_in_the_middle:
@@ -127,7 +127,9 @@ def _check_memory(recording: Recording, file: Path) -> None:
 
 
 def _check_growth(recording: Recording, file: Path) -> None:
-    """Check memory rows that grow over several steps (`repeat` above 1), in a pool without shared or cached units."""
+    """Check memory rows that grow over several steps (`repeat` above 1). Only a pool of single slots without shared or
+    cached prefixes may have such rows.
+    """
     memory, meta, steps = recording.memory, recording.meta, recording.steps
     assert memory.repeat is not None
     require(memory.repeat > 0, file, "repeat should be positive")
@@ -181,11 +183,11 @@ def _check_copies(recording: Recording, copies: Copies, file: Path) -> None:
     require(copies.slot >= 0, file, "slot should not be negative")
 
 
-def check_windows(recording: Recording, folder: Path) -> None:
-    """Check the numbers of units in SGLang's second pool against its size, and against allocations in the first pool.
+def check_window_units(recording: Recording, folder: Path) -> None:
+    """Check the numbers of free units in SGLang's second pool, which holds the keys and values of layers with windows.
 
     With each unit in the first pool, a table allocates one in the second. So the second pool never holds more units
-    than the first, and after a step it holds at least the units that the step allocated.
+    than the first, and after scheduling it holds at least the units that `memory.parquet` allocates in the step.
     """
     steps, pool, file = recording.steps, recording.meta.pool, folder / "steps.parquet"
     windows, free, cached = pool.windows, steps.free_window_units, steps.cached_window_units

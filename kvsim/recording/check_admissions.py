@@ -23,10 +23,11 @@ from kvsim.recording.tables import Copies, CopyKind, IntArray, MemoryKind
 
 
 def check_admissions(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
-    """Check that the tokens that an admitted request need not compute are exactly its hit: the prefix that it shares or
-    loads.
+    """Check that the tokens that an admitted request need not compute are exactly its prefix hit: tokens in units that
+    it shares, or that it loads from host memory.
 
-    The numbers of copied blocks that steps state are checked as well.
+    If the engine swaps, or exchanges KV with other servers, a request may have more computed tokens than its hit. The
+    numbers of copied units that steps state are checked as well.
     """
     schedule, copies, file = recording.schedule, recording.copies, folder / "schedule.parquet"
     step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
@@ -52,19 +53,22 @@ def check_admissions(recording: Recording, residencies: ResidencyRows, folder: P
     groups = recording.meta.pool.groups
     if groups and all(group.kind is CacheKind.CHUNKED_LOCAL for group in groups):
         is_first = is_new(residencies.birth_request)[is_checked]
-        hits = np.where(_is_unread(recording, schedule.request[rows], before, is_first), np.maximum(hits, before), hits)
+        starts_there = _starts_at_last_chunk(recording, schedule.request[rows], before, is_first)
+        hits = np.where(starts_there, np.maximum(hits, before), hits)
     agree(before, hits, file, "computed_before", "memory.parquet", rows)
 
 
-def _is_unread(
+def _starts_at_last_chunk(
     recording: Recording, request: IntArray, before: IntArray, is_first: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
     """Tell, for each request, whether its last attention chunk begins right after its first `before` tokens.
 
-    No later step reads tokens of earlier chunks. If all KV-cache groups have chunked local attention, these tokens
-    count as a hit even if no unit holds them. The last chunk is that of the newest known token: a prompt token at the
-    first admission, an output token after a preemption. A request with one group begins to compute at the start of the
-    unit in which its last chunk begins. With several groups, it begins at a common multiple of their chunks and blocks.
+    All KV-cache groups have chunked local attention here. No later step reads tokens of earlier chunks, so these count
+    as a hit even if no unit holds them. The last chunk is that of the newest known token: of the last prompt token at
+    the first admission (`is_first`), of an output token after a preemption.
+
+    A request with one group begins to compute at the start of the unit in which its last chunk begins. With several
+    groups, it begins at a common multiple of their chunks and blocks. False without prefix caching.
     """
     if not recording.meta.prefix_caching:
         return np.zeros(len(before), np.bool_)
@@ -88,7 +92,9 @@ def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDAr
 
 
 def _hit_tokens(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Return the number of hit tokens at the begin of each residency: the most that any table of it shares."""
+    """Return, for each residency, the number of tokens up to the end of the last unit that any of its tables shares
+    when it begins; 0 if none shares any.
+    """
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])

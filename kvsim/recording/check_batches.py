@@ -56,7 +56,9 @@ class _BatchRows(NamedTuple):
         return cls(rows, np.unique(begin, return_inverse=True)[1], schedule.tokens[first], length)
 
     def longest(self, values: npt.NDArray[np.float64] | IntArray) -> npt.NDArray[np.float64]:
-        """Return the largest of `values`, which has one entry per request, in the batch of each of `rows`."""
+        """Return, for each entry, the largest of `values` among the requests of its batch. `values` has one number for
+        each request of the recording.
+        """
         most = np.full(self.number.max(initial=-1) + 1, -np.inf)
         np.fmax.at(most, self.number, values[self.rows])
         return most[self.number]

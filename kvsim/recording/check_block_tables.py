@@ -27,7 +27,9 @@ _OF_TABLES = (
 )
 _OF_GROWTH = "the request's table still grows by an earlier row"
 _CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Number of held units that a memory row adds, per unit of its length. Shared units are held already."""
+"""Number of held units that a memory row adds per unit of its length, indexed by `MemoryKind`. 0 for a shared unit,
+which is held already, and for an evicted one, which no request holds.
+"""
 _CHANGE[MemoryKind.APPEND], _CHANGE[MemoryKind.RELEASE] = 1, -1
 
 
@@ -62,9 +64,10 @@ def check_block_tables(recording: Recording, folder: Path) -> None:
 
 
 class _Tables:
-    """State of all tables after some of the memory rows, and the first row that breaks each rule.
+    """Block tables of all requests after the memory rows that were processed, and for each rule the first row that
+    breaks it.
 
-    `moments` has, for each schedule row, the `seq` at which its request's table is looked up.
+    `moments[i]` is the `seq` at which the table of the request of schedule row i is looked up.
     """
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:
@@ -72,15 +75,17 @@ class _Tables:
         num_requests = len(recording.requests)
         self._held = np.zeros(num_requests, np.int64)
         self._grows_upto = np.full(num_requests, -1, np.int64)
-        """Last `seq` at which the request's newest row lengthens its table; -1 if that row does not repeat."""
+        """For each request, the last `seq` at which its newest row lengthens its table; -1 if that row has no
+        `repeat` above 1.
+        """
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}
         self.newest_row = np.full(len(moments), _NO_ROW, np.int32)
-        """Newest memory row of each schedule row's request at the time of `moments`; -1 for none."""
-        self._upto = np.searchsorted(self._memory.seq, moments, side="right") - 1
-        """Newest memory row of any request at the time of each schedule row's `moments`; -1 for none."""
-        self._in_order = np.argsort(self._upto, kind="stable")
+        """Index of the last memory row of each schedule row's request up to its moment; -1 if there is none."""
+        self._last_row = np.searchsorted(self._memory.seq, moments, side="right") - 1
+        """Index of the last memory row of any request up to each schedule row's moment; -1 if there is none."""
+        self._in_order = np.argsort(self._last_row, kind="stable")
 
     def process(self, part: slice) -> None:
         memory = self._memory
@@ -113,10 +118,10 @@ class _Tables:
             self._broken_by[rule] = int(rows[~holds].min())
 
     def _find_newest_rows(self, part: slice, rows: IntArray, request: IntArray) -> None:
-        begin, end = np.searchsorted(self._upto, (part.start, part.stop), sorter=self._in_order).tolist()
+        begin, end = np.searchsorted(self._last_row, (part.start, part.stop), sorter=self._in_order).tolist()
         scheduled = self._in_order[begin:end]
         wanted = self._schedule.request[scheduled]
-        at = np.searchsorted(sort_key(request, rows), sort_key(wanted, self._upto[scheduled]), side="right") - 1
+        at = np.searchsorted(sort_key(request, rows), sort_key(wanted, self._last_row[scheduled]), side="right") - 1
         # The newest row is in this part, or in an earlier one.
         newest = self._newest[wanted]
         here = np.flatnonzero(at >= 0)
@@ -136,9 +141,10 @@ class _ByRequest(NamedTuple):
         return cls(request, is_first, np.append(is_first, True)[1:])
 
     def before(self, values: IntArray, newest: IntArray) -> IntArray:
-        """Return, for each row, the value of the same request's row before it.
+        """Return, for each row, the value of the previous row of the same request.
 
-        `newest` has the value of each request's last row in earlier parts, and is updated in place.
+        `newest[request]` is the value of the request's last row in the parts of the table that were processed before.
+        It is updated in place.
         """
         previous = np.empty_like(newest, shape=len(values))
         previous[1:] = values[:-1]
@@ -171,9 +177,10 @@ def _check_free_units(recording: Recording, file: Path) -> None:
 
 
 def _shown_first_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
-    """Return, for each of `rows`, the first step whose `free_units` include it; the number of steps if none does.
+    """Return, for each of `rows`, the first step whose `free_units` include the row; the number of steps if none does.
 
-    This is the step of the row, or a later step for a release after that step was scheduled.
+    This is the step in the row's column `step`. For a release after that step was scheduled, it is the next step that
+    is scheduled.
     """
     shown = memory.step[rows].copy()
     back = np.flatnonzero((memory.kind[rows] == MemoryKind.RELEASE) & (shown < len(steps)))

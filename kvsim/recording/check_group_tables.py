@@ -40,7 +40,7 @@ def _check_rows(recording: Recording, file: Path) -> None:
     require(~owned | within(memory.groups, len(pool.groups)), file, "group is not one of meta.json's kv_cache_groups")
     if memory.repeat is not None:
         require(memory.repeat == 1, file, "repeat is for pools of single slots")
-    released, part = memory.kind == MemoryKind.RELEASE, memory.parts
+    released, part = memory.kind == MemoryKind.RELEASE, memory.releases_part
     require(~released | part | (memory.length >= 0), file, "length should not be negative")
     require(~part | (memory.length > 0), file, "length should be positive if a part of a table is released")
     require_inside(memory, pool, part, file)
@@ -90,13 +90,15 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
     last_position = np.append(tables.position, -1).astype(np.int64)
     for number, group in enumerate(pool.groups):
         if group.kind is not CacheKind.MAMBA:
-            extent = _newest_runs(tables, number, schedule.request, seq)
+            extent = _newest_extents(tables, number, schedule.request, seq)
             rule = f"more is computed than the request holds memory for in group {number}"
             require((last_position[extent] + 1) * group.block_size >= computed, file, rule)
 
 
-def _newest_runs(tables: Holdings, group: int, request: IntArray, seq: IntArray) -> IntArray:
-    """Return the newest extent that each request holds in its table of `group` at its `seq`; -1 if it holds none."""
+def _newest_extents(tables: Holdings, group: int, request: IntArray, seq: IntArray) -> IntArray:
+    """Return the index in `tables` of the newest extent (here one unit) that each request holds in its table of `group`
+    at its `seq`; -1 if it holds none.
+    """
     extents = np.flatnonzero(tables.group == group)
     if not len(extents):
         return np.full(len(request), -1)

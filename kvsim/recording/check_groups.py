@@ -18,7 +18,7 @@ _MOST_BYTES = 1 << 56
 def with_groups(pool: Pool, entries: Any) -> Pool:
     """Return `pool` with the KV-cache groups in `entries`, the value of `kv_cache_groups` in `meta.json`.
 
-    If it is a single group of full attention, `pool` is returned unchanged.
+    A single group of full attention without a window needs no groups: `pool` is then returned unchanged.
 
     Raises:
         RecordingError: a group is impossible, or does not fit the pool.

@@ -14,7 +14,11 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, Memo
 
 
 def check_image_events(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
-    """Check that images are computed in steps, and released with the first output after which they are not needed."""
+    """Check that images are computed while a step is scheduled, and that a request releases an image with the first
+    output after which it does not need the image, or with its block table.
+
+    Releases by a request are not checked if the recording begins in the middle of a run.
+    """
     steps, kind, seq = recording.steps, events.kind, events.seq
     following = np.searchsorted(steps.schedule_seq, seq)
     require(events.step == following, file, "step should be the first that is scheduled at seq or later")
@@ -36,7 +40,7 @@ def check_image_events(recording: Recording, images: PromptImages, events: Encod
         end = None if recording.has_drafts else ends.get((request, image))
         at = int(seq[row])
         is_other = (request, at) in released or (request, image, at) in in_vain
-        holds[row] = is_other or steps_of_request.may_let_go(at, int(following[row]), end)
+        holds[row] = is_other or steps_of_request.may_release(at, int(following[row]), end)
     rule = (
         "an image should be released with its table, or with the first output after which its request does not need it"
     )
@@ -81,12 +85,12 @@ class _RequestSteps:
         self._yields = (self._after >= recording.requests.prompt_tokens[request]) & is_ahead
         self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
 
-    def may_let_go(self, seq: int, step: int, end: int | None) -> bool:
+    def may_release(self, seq: int, step: int, end: int | None) -> bool:
         """Tell whether the request may release an image at `seq`. `step` is the first step scheduled at `seq` or later.
 
-        A request releases an image in a step that does not schedule the request, or with the first output after which
-        it does not need the image. `end` is the number of prompt tokens up to the end of the image; None if the image
-        occurs several times. With None, and after a preemption, any output may release the image.
+        `end` is the number of prompt tokens up to the end of the image; None if it is not known. If an output of the
+        request is processed at `seq`, it must be the first after which `end` tokens are processed. Any output will do
+        if `end` is None or the request was preempted. If no output is processed, `step` must not schedule the request.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:

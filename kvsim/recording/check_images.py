@@ -52,16 +52,17 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
     _, first, which = np.unique(images.image, return_index=True, return_inverse=True)
     require(images.tokens == images.tokens[first[which]], file, "equal images should take equally many tokens")
     if (ranges := images.embedded) is not None:
-        are_ranges = [_are_ranges(ranges[row], length) for row, length in enumerate(images.tokens.tolist())]
+        are_ranges = [_are_sorted_ranges(ranges[row], length) for row, length in enumerate(images.tokens.tolist())]
         rule = "embedded should be runs of the image's tokens, in order and apart, each as first token and number"
         require(np.array(are_ranges), file, rule)
         alike = [np.array_equal(ranges[row], ranges[other]) for row, other in enumerate(first[which].tolist())]
         require(np.array(alike), file, "equal images should have equal embedded")
 
 
-def _are_ranges(ranges: npt.NDArray[np.int64], length: int) -> bool:
-    """Tell whether `ranges` are pairs of first token and number of tokens, which lie in order and apart in an image
-    of `length` tokens.
+def _are_sorted_ranges(ranges: npt.NDArray[np.int64], length: int) -> bool:
+    """Tell whether `ranges` are ascending ranges of an image's `length` tokens that do not overlap or touch.
+
+    Each range has two numbers: its first token and its number of tokens.
     """
     if len(ranges) % 2:
         return False
@@ -147,7 +148,7 @@ class _Cache:
     def _check_budget(self) -> None:
         """Check that no step computes more encoder outputs than the limit in `meta.json`.
 
-        Steps with preemptions are skipped: what a preempted request had used of the limit is given to another request.
+        Steps with preemptions are skipped: what a preempted request had used of the limit is free for other requests.
         """
         events, steps = self._events, self._recording.steps
         rows = np.flatnonzero(events.kind == ImageEventKind.COMPUTE)
@@ -180,8 +181,8 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
             rows = by_request[bounds[0, image_row] : bounds[1, image_row]]
             rows = rows[(begin[rows] < place + length) & (end[rows] > place) & (schedule.step[rows] >= first_step)]
             for row in rows.tolist():
-                first, last = _steps_over(schedule.step[row], begin[row], schedule.tokens[row], schedule.repeats[row],
-                                          place, length)  # fmt: skip
+                first, last = _steps_of_range(schedule.step[row], begin[row], schedule.tokens[row],
+                                              schedule.repeats[row], place, length)  # fmt: skip
                 if not any(since <= first and last < until for since, until in held[pair]):
                     raise RecordingError(
                         f"{file}, row {row}: it computes tokens of image {pair[1]}, which encoder.parquet "
@@ -210,11 +211,11 @@ def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int
     return held
 
 
-def _steps_over(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
-    """Return the first and the last step in which a schedule row computes tokens of a range of the prompt.
+def _steps_of_range(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
+    """Return the first and the last step in which a schedule row computes any of the `length` prompt tokens from index
+    `place` on.
 
-    The row begins in `step` with `begin` computed tokens, and computes `tokens` more in each of `repeat` steps. The
-    range begins at token `place` of the prompt and has `length` tokens.
+    The row computes `tokens` tokens in each of `repeat` steps, from `step` on. `begin` tokens are computed before it.
     """
     first = max(int(place) - int(begin), 0) // int(tokens)
     last = min((int(place) + int(length) - int(begin) - 1) // int(tokens), int(repeat) - 1)

@@ -18,10 +18,12 @@ from kvsim.recording.model import HASH_TOKENS
 _LARGEST = 1 << 53
 """Largest integer accepted in `meta.json`. Larger ones are not exact in every program that reads JSON."""
 _MOST_STEPS = 10_000_000
-"""Largest number of steps in the batches that `generate()` ran before the recording, because each step is replayed."""
+"""Largest number of steps in the batches that Transformers' `generate()` ran before the recording began
+(`earlier_batches`). kvsim repeats each of these steps.
+"""
 _MOST_LAYERS = 1 << 14
-_OF_LAYERS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
-"""Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over them."""
+_ITERATED_FIELDS = ("num_layers", "num_hidden_layers", "num_attention_heads", "num_kv_heads")
+"""Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over as many objects."""
 
 
 def _is_whole(value: object, least: int = 0) -> bool:
@@ -72,7 +74,9 @@ _RULES = (
     )),
     ("a list of whole numbers from 0 on", _are_whole, ("private_segment_bytes", "given_back_before")),
 )  # fmt: skip
-"""Form of a value in words, function that checks it, and the fields that must have it if they are present."""
+"""Rules, each of three parts: how a value should be, in words; the function that checks it; the names of the fields
+that must be so if they are present.
+"""
 
 
 def check_meta(document: Mapping[str, Any], file: Path) -> None:
@@ -106,7 +110,7 @@ def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, An
     """Check the range of all integers in the shape of a model, because sizes are products of these integers."""
     for name, value in model.items():
         if isinstance(value, int) and not isinstance(value, bool):
-            most = _MOST_LAYERS if name in _OF_LAYERS else _LARGEST
+            most = _MOST_LAYERS if name in _ITERATED_FIELDS else _LARGEST
             _require(0 <= value <= most, file, f"model.{name}", f"a whole number from 0 to {most:,}", document)
 
 

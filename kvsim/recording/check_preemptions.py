@@ -12,7 +12,7 @@ from kvsim.errors import RecordingError
 from kvsim.kv_groups.group import CacheKind
 from kvsim.policies import Radix
 from kvsim.recording.by_request import RowsByRequest, last_steps
-from kvsim.recording.check_queue import ResidencyRows, so_far
+from kvsim.recording.check_queue import ResidencyRows, count_up_to
 from kvsim.recording.check_times import Ends
 from kvsim.recording.model import Recording
 from kvsim.recording.order import expanded, is_new, sort_key
@@ -25,7 +25,8 @@ _SHORTAGE = "a step should preempt only where the free units are too few for one
 def check_preemptions(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
     """Check that steps, requests and memory rows agree on preemptions.
 
-    For some policies, also check that free units were too few at each preemption.
+    For the policy `paged` without rules of a user, and for SGLang without priorities, also check that free units were
+    too few at each preemption. For a server that exchanges KV, only numbers of preemptions are compared.
     """
     if recording.meta.exchanges_kv:
         _check_numbers(recording, residencies, folder / "requests.parquet")
@@ -54,7 +55,11 @@ def _check_numbers(recording: Recording, residencies: ResidencyRows, file: Path)
 
 
 def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends: Ends, folder: Path) -> None:
-    """Check each release of a whole table: a preemption during scheduling, the end of the request with an output."""
+    """Check preemptions of an engine that releases the table of a preempted request at once.
+
+    A whole table that is released while a step is scheduled is a preemption. One that is released with an output must
+    be of a request that ended with this output.
+    """
     requests, steps = recording.requests, recording.steps
     step = np.minimum(residencies.end_step, len(steps) - 1)
     is_victim = (residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq)
@@ -99,7 +104,7 @@ def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: E
     # preempted, not as ended.
     moments = steps.schedule_seq
     finished = ends.step[requests.preemptions[ends.request] < begun[ends.request]]
-    ended = np.diff(so_far(moments, steps.output_seq[finished]), prepend=0)
+    ended = np.diff(count_up_to(moments, steps.output_seq[finished]), prepend=0)
     running = steps.running.astype(np.int64)
     preempted = np.append(0, running[:-1]) - running + _num_beginning(recording, residencies) - ended
     agree(steps.preempted, preempted, folder / "steps.parquet", "preempted", "running, with schedule.parquet,")
@@ -109,9 +114,9 @@ def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: E
 def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntArray, file: Path) -> None:
     """Check that each preemption fits a step after the request's last step, and before the request resumes or ends.
 
-    Each step with preemptions takes those candidates whose intervals end first, which finds an assignment if there is
-    one. If the preempted requests of a step free no units at once, the step must have too few free units for the
-    candidate that needs most.
+    The interval of a residency has the steps in which it may have ended by a preemption. Each step with preemptions
+    takes the open intervals that end first, which finds an assignment if there is one. If the requests that a step
+    preempts free no units at once, the step must have too few free units for the open residency that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     # A residency may end by a preemption in one of the steps [since, upto): after its last schedule row, and before
@@ -119,14 +124,14 @@ def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntA
     birth = np.searchsorted(steps.schedule_seq, residencies.birth_seq)
     is_last = np.append(is_new(residencies.birth_request)[1:], True)
     upto = np.where(is_last, end[residencies.birth_request], np.append(birth[1:], 0))
-    row = by_request.newest(residencies.birth_request, upto)
+    row = by_request.last_row_before(residencies.birth_request, upto)
     since = recording.schedule.step[row] + recording.schedule.repeats[row].astype(np.int64)
     begun = np.bincount(residencies.birth_request, minlength=len(recording.requests))
     is_victim = ~is_last | (recording.requests.preemptions == begun)[residencies.birth_request]
     most = _most_to_grow(recording, residencies.birth_request, upto)
     columns = (since[is_victim].tolist(), upto[is_victim].tolist(), most[is_victim].tolist())
     intervals = sorted(zip(*columns, strict=True), reverse=True)  # the earliest is popped first
-    frees_at_once = np.isin(steps.schedule_seq, recording.memory.seq[recording.memory.ends])
+    frees_at_once = np.isin(steps.schedule_seq, recording.memory.seq[recording.memory.end_rows])
     # Heaps of the open intervals: their ends, and their needs in units, negative so that the largest is first.
     open_ends, needs = list[int](), list[tuple[int, int]]()
     for step in np.flatnonzero(steps.preempted).tolist():
@@ -154,11 +159,12 @@ def _num_beginning(recording: Recording, residencies: ResidencyRows) -> npt.NDAr
 def _check_shortage(recording: Recording, file: Path) -> None:
     """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
 
-    The free units when the last victim of a step left were at least: those after scheduling, plus the units allocated
-    later in the step, minus the victim's table. Units of the table that others share stay held.
+    The number of free units right before the step's last preemption is not recorded. It is at least the number after
+    scheduling, plus the units allocated later in the step, minus the victim's table: units of this table that other
+    requests share stayed held.
     """
     memory, steps = recording.memory, recording.steps
-    ends = memory.ends
+    ends = memory.end_rows
     ends = ends[steps.schedule_seq[np.minimum(memory.step[ends], len(steps) - 1)] == memory.seq[ends]]
     ends = ends[np.append(is_new(memory.seq[ends])[1:], True)[: len(ends)]]  # the last victim of each step
     # All memory rows of the scheduling of these steps, in order; `step_of` is the index in `ends` of the step of each.
@@ -191,8 +197,9 @@ def check_retractions(recording: Recording, file: Path) -> None:
     """Check that SGLang retracts only if a pool has too few free units for one more token of each running request.
 
     Steps during copies between GPU and host are not checked, because a copy may lock units of the radix tree. The free
-    units before scheduling are those after it, plus the units allocated in the step, minus those released. Units of the
-    second pool are allocated only after retractions, so its free units are those after the step before.
+    units before scheduling are those after it, plus the units allocated in the step, minus those released. SGLang
+    allocates units of the second pool (layers with windows) only after it retracts. So before scheduling, this pool has
+    as many free units as after the scheduling of the previous step.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))

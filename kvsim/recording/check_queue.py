@@ -44,7 +44,7 @@ class ResidencyRows(NamedTuple):
         else:
             begins = (memory.position == 0) & (memory.kind <= MemoryKind.SHARE)
             births = np.flatnonzero(begins & ~replacing_rows(memory))
-        rows, num_births = np.concatenate((births, memory.ends)), len(births)
+        rows, num_births = np.concatenate((births, memory.end_rows)), len(births)
         key = sort_key(memory.request[rows], memory.seq[rows])
         moments, first, number = np.unique(key, return_index=True, return_inverse=True)
         # Births minus ends of each request and moment: 0 for a move.
@@ -69,7 +69,7 @@ def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, fi
         end_step, end_seq = residencies.end_step, residencies.end_seq
         end_moment = moments[np.minimum(end_step, len(steps) - 1)]
         end_seq = np.where(end_step < len(steps), np.maximum(end_seq, end_moment), end_seq)
-        held = so_far(moments, residencies.birth_seq) - so_far(moments, end_seq)
+        held = count_up_to(moments, residencies.birth_seq) - count_up_to(moments, end_seq)
         is_exact = recording.copies is None or recording.meta.policy_name == Radix.name
         if is_exact and not recording.meta.exchanges_kv:
             agree(steps.running, held, file, "running", "memory.parquet")
@@ -78,18 +78,19 @@ def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, fi
                        "running should not be more requests than hold memory")  # fmt: skip
         del held
     status = recording.requests.status
-    present = so_far(moments, recording.requests.arrival_seq[status != RequestStatus.REFUSED])
-    present -= so_far(moments, _left_seq(recording, ends))
+    present = count_up_to(moments, recording.requests.arrival_seq[status != RequestStatus.REFUSED])
+    present -= count_up_to(moments, _left_seq(recording, ends))
     for rows in in_parts(len(steps)):
         waiting = present[rows] - steps.running[rows]
         agree(steps.waiting[rows], waiting, file, "waiting", "requests.parquet", np.arange(rows.start, rows.stop))
 
 
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
-    """Return the `seq` at which each finished or aborted request leaves; not in the order of requests.
+    """Return the `seq` at which finished and aborted requests leave, in any order.
 
-    A finished request leaves with its last output. An aborted request leaves with the output that reports its failed
-    load; if no load failed, at the next step.
+    A finished request leaves with its last output. If its failed load ends a request, it leaves with the output that
+    reports the failure. Any other aborted request leaves at the first step that starts at or after its `finished_s`; it
+    has no entry if there is none.
     """
     requests, steps = recording.requests, recording.steps
     is_aborted, failed_seq = requests.status == RequestStatus.ABORTED, np.empty(0, np.int64)
@@ -104,7 +105,10 @@ def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
     return np.concatenate((steps.output_seq[ends.step], failed_seq, steps.schedule_seq[recorded]))
 
 
-def so_far(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for each of `moments`, the number of entries of `seq` up to it. `moments` must ascend; `seq` need not."""
+def count_up_to(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
+    """Return, for each of `moments`, the number of entries of `seq` that are not larger.
+
+    `moments` must ascend; `seq` may have any order.
+    """
     count = np.bincount(np.searchsorted(moments, seq), minlength=len(moments) + 1)[:-1]
     return np.cumsum(count, out=count)

@@ -22,7 +22,7 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
     """Tell, for each memory row, whether it belongs to a replacement. Such rows do not change the length of a table."""
-    replaces = memory.parts
+    replaces = memory.releases_part
     if not replaces.any():
         return replaces
     key = sort_key(memory.request, memory.seq)
@@ -35,7 +35,7 @@ def replacing_rows(memory: Memory) -> npt.NDArray[np.bool_]:
 def check_replaced_units(recording: Recording, file: Path) -> None:
     """Check that a request replaces only units that it holds, each by a unit in the same position."""
     memory, pool = recording.memory, recording.meta.pool
-    parts = memory.parts
+    parts = memory.releases_part
     is_tree = recording.meta.policy_name == Radix.name and recording.meta.prefix_caching
     require(~parts | is_tree, file, "a release should have address -1: it frees the whole table")
     if not parts.any():
@@ -45,7 +45,7 @@ def check_replaced_units(recording: Recording, file: Path) -> None:
     if memory.cached is not None:
         require(~parts | (memory.cached == 0), file, "a unit that is replaced should keep no prefix")
     replaces = replacing_rows(memory)
-    freed, shared = (_places(memory, np.flatnonzero(replaces & chosen)) for chosen in (parts, ~parts))
+    freed, shared = (_unit_keys(memory, np.flatnonzero(replaces & chosen)) for chosen in (parts, ~parts))
     rows = np.flatnonzero(parts)
     extent, _ = expanded(memory.length[rows])
     rule = "a unit that is released alone should be replaced at its position by a shared one"
@@ -66,7 +66,7 @@ def _check_held(recording: Recording, parts: npt.NDArray[np.bool_], file: Path) 
 
 def require_positions(memory: Memory, tables: Holdings, operations: Operations, file: Path) -> None:
     """Check that each release of a part of a table states the positions in which the request held the units."""
-    of_part = memory.parts[operations.row]
+    of_part = memory.releases_part[operations.row]
     row, extent = operations.row[of_part], operations.extent[of_part]
     holds = np.ones(len(memory), np.bool_)
     holds[row[tables.position[extent] != memory.position[row] + operations.address[of_part] - memory.address[row]]] = (
@@ -75,8 +75,10 @@ def require_positions(memory: Memory, tables: Holdings, operations: Operations, 
     require(holds, file, "position should be that of the freed unit")
 
 
-def _places(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
-    """Return a number for each unit of `rows`. Two are equal only if request, `seq` and position are equal."""
+def _unit_keys(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
+    """Return a number for each unit of the memory rows `rows`. Two numbers are equal only if request, `seq` and index
+    in the block table are equal.
+    """
     extent, offset = expanded(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
     of = rows[extent]

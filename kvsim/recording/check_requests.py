@@ -58,8 +58,8 @@ def _check_names(requests: Requests, file: Path) -> None:
 def _check_lengths(requests: Requests, hash_tokens: int, ahead_tokens: int, file: Path) -> None:
     """Check the numbers of tokens, preemptions and prompt hashes.
 
-    Each hash covers `hash_tokens` more tokens than the hash before it. In addition, it covers the next `ahead_tokens`
-    tokens.
+    Hash i covers the first `(i + 1) * hash_tokens + ahead_tokens` tokens of the prompt. `ahead_tokens` is above 0 only
+    for an engine whose draft layers read ahead.
     """
     require(requests.prompt_tokens > 0, file, "prompt_tokens should be positive")
     require(requests.output_tokens >= 0, file, "output_tokens should not be negative")

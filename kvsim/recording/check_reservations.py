@@ -1,6 +1,6 @@
-"""Check contiguous memory: the settings imply the lengths of extents, and steps state which free units are unusable.
+"""Check contiguous memory: the lengths of extents follow from the settings, and steps state their unusable free units.
 
-kvsim computes fragmentation from these columns.
+kvsim computes fragmentation from these lengths and units.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvsim.recording.rules import NO_LIMIT, agree, require
 from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 _POOL = -1
-"""Key of the pool itself among requests: its ends bound the first and the last hole."""
+"""Key in place of a request, for the borders of the pool: the first and the last hole may begin or end there."""
 
 
 def check_reservations(recording: Recording, residencies: ResidencyRows, folder: Path) -> None:
@@ -67,13 +67,14 @@ def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, 
 def _check_unusable(recording: Recording, stated: IntArray, residencies: ResidencyRows, file: Path) -> None:
     """Check `stated`, the unusable units of each step.
 
-    All free units are unusable if they suffice for the first request of the queue but no hole does; otherwise none is.
+    If the free units suffice for the first request of the queue but no hole does, all free units are unusable.
+    Otherwise none is.
     """
     memory, steps = recording.memory, recording.steps
     assert memory.requested is not None
     buddies = recording.meta.policy.get("fit") == "buddy"
     rows = np.flatnonzero((steps.waiting > 0) & (steps.free_units >= 0))
-    birth_row = _births_of_heads(recording, residencies, rows)
+    birth_row = _next_admission_rows(recording, residencies, rows)
     rows, birth_row = rows[birth_row >= 0], birth_row[birth_row >= 0]
     requested = memory.requested[birth_row].astype(np.int64)
     are_enough = steps.free_units[rows] >= requested
@@ -83,11 +84,12 @@ def _check_unusable(recording: Recording, stated: IntArray, residencies: Residen
     agree(stated[rows], expected, file, "unusable_units", "memory.parquet", rows)
 
 
-def _births_of_heads(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
+def _next_admission_rows(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
     """Return, for each of `steps`, the memory row that admits the first request of the queue.
 
-    The first request is the waiting request that is admitted next. The result is -1 if it is never admitted, or if it
-    was preempted and its token in flight has not arrived yet: then it will ask for more slots.
+    The first request is the waiting request that is admitted next. The result is -1 if no waiting request is ever
+    admitted. It is also -1 if the first request was preempted and its output in flight is not processed yet: then it
+    will need more slots.
     """
     request, birth_seq = residencies.birth_request, residencies.birth_seq
     since = recording.requests.arrival_seq[request].astype(np.int64)

@@ -108,16 +108,16 @@ def _check_adapters(recording: Recording, file: Path) -> None:
 def _check_steps_against_schedule(recording: Recording, file: Path) -> None:
     schedule, steps = recording.schedule, recording.steps
     repeats = schedule.repeats.astype(np.int64)
-    scheduled = _per_step(schedule, len(steps), np.ones(len(schedule), np.int32), repeats)
+    scheduled = _sum_per_step(schedule, len(steps), np.ones(len(schedule), np.int32), repeats)
     agree(steps.num_scheduled, scheduled, file, "num_scheduled", "schedule.parquet")
     del scheduled
-    tokens = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), repeats)
+    tokens = _sum_per_step(schedule, len(steps), schedule.tokens.astype(np.int64), repeats)
     rule = "prefill_tokens and decode_tokens should add up to the tokens of schedule.parquet"
     require_of(
         lambda rows: tokens[rows] == np.add(steps.prefill_tokens[rows], steps.decode_tokens[rows], dtype=np.int64),
         steps, file, rule,
     )  # fmt: skip
-    prefill = _per_step(schedule, len(steps), schedule.tokens.astype(np.int64), _prefill_steps(recording))
+    prefill = _sum_per_step(schedule, len(steps), schedule.tokens.astype(np.int64), _prefill_steps(recording))
     agree(steps.prefill_tokens, prefill, file, "prefill_tokens", "schedule.parquet")
 
 
@@ -133,10 +133,10 @@ def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
     return np.where(is_prefill, repeats, of_prompt)
 
 
-def _per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
-    """Return, for each step, the sum of `amount` over the schedule rows that count in it.
+def _sum_per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
+    """Return, for each step, the sum of `amount[i]` over the schedule rows i that count in the step.
 
-    Row i counts in the first `repeats[i]` of its steps.
+    A row counts in `repeats[i]` steps: in its first step and those after it.
     """
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)
@@ -157,24 +157,25 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     require(once, file, "the request is scheduled twice in one step", rows[1:])
     # A preempted request may start anywhere: it may hit a longer prefix than it had computed, which others cached.
     memory = recording.memory
-    released = np.sort(sort_key(memory.request[memory.ends], memory.seq[memory.ends]))
+    released = np.sort(sort_key(memory.request[memory.end_rows], memory.seq[memory.end_rows]))
     since = np.searchsorted(released, sort_key(request[:-1], steps.schedule_seq[end[:-1] - 1]), side="right")
     upto = np.searchsorted(released, sort_key(request[1:], steps.schedule_seq[schedule.step[rows[1:]]]), side="right")
     was_preempted = goes_on & (upto > since)
     before = schedule.computed_before[rows[1:]]
-    expected = after[:-1] if schedule.known is None else _after_drafts(recording, rows, after)
+    expected = after[:-1] if schedule.known is None else _expected_with_drafts(recording, rows, after)
     # After the first step of a recording that begins in the middle, drafts of steps before it may be rejected.
     is_joined = recording.has_drafts & recording.meta.begins_in_the_middle & (schedule.step[rows[:-1]] == 0)
     no_gap = ~goes_on | was_preempted | is_joined | (before == expected)
     require(no_gap, file, "computed_before should be what the request has computed in earlier rows", rows[1:])
 
 
-def _after_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for each of `rows` but the first, the `computed_before` that it must have if the row before is of its
-    request.
+def _expected_with_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
+    """Return the `computed_before` that each of `rows` but the first should have. It holds only for a row that
+    continues the request of the row before it.
 
-    `after` has the computed tokens after each row. In prefill, a row begins where the row before ended. In decode,
-    drafts may have been rejected: a row begins at the last known token, plus the tokens of a step in flight.
+    `rows` are sorted by request and then by step, and `after` has the number of computed tokens after each. In prefill,
+    a row begins where the row before it ended. In decode, drafts may have been rejected: a row begins at the last known
+    token, plus the tokens of a step in flight.
     """
     schedule, steps = recording.schedule, recording.steps
     assert schedule.known is not None

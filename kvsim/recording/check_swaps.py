@@ -25,9 +25,9 @@ class Admissions(NamedTuple):
     request: IntArray
     step: IntArray
     computed: IntArray
-    """Tokens of the request that were in the pool before the step, as prefix hits or because they were swapped in."""
+    """Number of tokens that the request has computed before the step: its prefix hits, or what was swapped in."""
     hits: IntArray
-    """Tokens of the request that are prefix hits."""
+    """Number of tokens of the request that are prefix hits."""
 
 
 def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admissions, file: Path) -> None:
@@ -57,7 +57,7 @@ class _SwapEvent(NamedTuple):
     step: int
     kind: int
     row: int
-    """Index of the event among those of its kind; for an admission, its index in `Admissions`."""
+    """Index in `Admissions` for an admission. For an abort or a preemption, it only says in which order they happen."""
     request: int
     computed: int = 0
 

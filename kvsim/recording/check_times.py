@@ -11,7 +11,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.recording.by_request import RowsByRequest, TokenSteps, answered_rows, computed_after, first_rows, last_steps
+from kvsim.recording.by_request import (
+    RowsByRequest,
+    TokenSteps,
+    computed_after,
+    first_rows,
+    last_steps,
+    rows_with_output,
+)
 from kvsim.recording.check_batches import check_batches
 from kvsim.recording.model import Recording
 from kvsim.recording.order import sort_key
@@ -19,7 +26,9 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Longest seconds from the end of a step to an event of its output, if the recorder reads the clock for each event."""
+"""Largest number of seconds from the end of a step to an event of its output, if the recorder reads the clock
+separately for each event.
+"""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:
@@ -66,11 +75,11 @@ class Ends(NamedTuple):
 
     @classmethod
     def of(cls, recording: Recording) -> Ends:
-        """Find the step that ended each finished request.
+        """Find the step that ended each finished request, except requests that were scheduled before the recording.
 
-        If the schedule has the column `outputs`, it is the step of the last output. Otherwise, with drafts, it is the
-        step whose output frees the memory of the request. In a static batch, it is the request's last step. In all
-        other recordings, it is the step that computes the last output token.
+        If the schedule has the column `outputs`, this is the step of the request's last output. In other recordings
+        with speculative decoding, it is the step whose output frees the memory of the request. In a static batch, it is
+        the request's last step. In all other recordings, it is usually the step that computes the last output token.
         """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
@@ -87,7 +96,7 @@ class Ends(NamedTuple):
             return cls(rows, last_steps(recording)[rows])
         tokens, unsure = _tokens_for_outputs(recording)
         step = np.full(len(requests), -1)
-        reached = TokenSteps.of(answered_rows(recording), np.where(finished, tokens, 0))
+        reached = TokenSteps.of(rows_with_output(recording), np.where(finished, tokens, 0))
         step[reached.request] = reached.step
         # If the number of tokens is not certain, the step that frees memory decides, as far as it is possible.
         rows = np.flatnonzero(finished & (unsure > 0))
@@ -105,16 +114,13 @@ class Ends(NamedTuple):
 def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     """Check that requests got their first and last tokens with the outputs of the steps that computed them.
 
-    Requests that were scheduled before the recording began are skipped. For static batching, also check the batches.
-    For other policies, also check that a step ends with each prompt, and check aborted requests, unless the recording
-    begins in the middle.
-
-    Raises:
-        RecordingError: a check fails.
+    Requests that were scheduled before the recording began are skipped. With static batching, the batches are checked,
+    too. With other policies, a step must end exactly where each prompt ends, and the times of aborted requests are
+    checked. These two checks are skipped if the recording begins in the middle of a run.
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)
-    first = TokenSteps.of(answered_rows(recording), np.where(answered, requests.prompt_tokens, 0))
+    first = TokenSteps.of(rows_with_output(recording), np.where(answered, requests.prompt_tokens, 0))
     for name, reached in (("first_token_s", first), ("finished_s", ends)):
         complete = steps.output_seq[reached.step] <= _last_seq(recording)
         rows, computed_in = reached.request[complete], reached.step[complete]
@@ -141,14 +147,15 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
     """
     if not recording.has_drafts:
         return np.zeros(len(first.request), np.bool_)
-    row = RowsByRequest.of(recording).newest(first.request, first.step + 1)
+    row = RowsByRequest.of(recording).last_row_before(first.request, first.step + 1)
     return np.asarray(recording.schedule.computed_before[row] + 1 == recording.requests.prompt_tokens[first.request])
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the last `seq` up to which all events are recorded.
+    """Return the `seq` up to which all events are recorded.
 
-    It is that of the last output if all requests have ended, or if there are no memory rows; otherwise the last of all.
+    This is the `seq` of the last output if all requests have ended, or if there are no memory rows. Otherwise it is the
+    largest `seq` of an arrival, a scheduled step or a memory row.
     """
     requests, steps, memory = recording.requests, recording.steps, recording.memory
     if not (len(memory) and (requests.status == RequestStatus.UNFINISHED).any()):
@@ -222,15 +229,16 @@ def least_tokens_for_outputs(recording: Recording) -> npt.NDArray[np.int64]:
 
 
 def _tokens_for_outputs(recording: Recording) -> tuple[npt.NDArray[np.int64], IntArray]:
-    """Return two arrays with an entry for each request: the tokens computed when its last output is sampled, and how
-    many fewer may suffice.
+    """Return `(tokens, unsure)`, with an entry for each request: it has computed from `tokens - unsure` to `tokens`
+    tokens when its last output is sampled.
 
-    Usually all tokens but the last output are computed, and no fewer suffice. But with pipeline parallelism, vLLM may
+    Usually all tokens but the last output are computed, and `unsure` is 0. But with pipeline parallelism, vLLM may
     resume a preempted request while one of its tokens is in flight. The resumed steps may sample this token again. The
     request then has one more output without one more computed token, depending on when the first sample arrives:
 
-    - After the resumed steps reached the token's position: it has one more, unless it ends before the second sample.
-    - Earlier, but after the request resumed: it may have one more. Only in this case the second number is above 0.
+    - After the resumed steps reached the token's position: there is one more output, unless the request ends before the
+      second sample.
+    - Earlier, but after the request resumed: there may be one more output. Only then is `unsure` above 0.
     """
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     tokens = requests.prompt_tokens.astype(np.int64) + requests.output_tokens - 1

@@ -1,7 +1,9 @@
 """Replay the log of a running engine: one JSON array per line, each a report to a `RecordingBuilder`.
 
 A live server writes this log, and sends it to its viewers. A line is complete or absent, so a log can be read after a
-crash. `request` is the row of a request in the requests table, a unit is an address, times are in seconds. The events::
+crash. In the events, `request` is the row of a request in the requests table, a unit is given by its address, a host
+block (`slots`) and a copy by their numbers, and a table by the index of its KV-cache group. Times are in seconds. The
+events::
 
     ["meta", {...}]
         First line: the contents of `meta.json`.
@@ -13,10 +15,10 @@ crash. `request` is the row of a request in the requests table, a unit is an add
     ["seq"]
         The engine's state changes: the events after this line have the next event number (`seq`).
     ["tokens", time_s, [[request, before, tokens], ...]]
-        The step being scheduled computes `tokens` tokens of the request after `before` computed tokens. With drafts, a
-        fourth number is that of the request's known tokens.
+        The step being scheduled computes `tokens` tokens of the request; `before` of its tokens are computed already.
+        With drafts, a fourth number is that of the request's known tokens (prompt and processed outputs).
     ["again", time_s]
-        The step being scheduled computes one token of each request of the last step. The time is not used.
+        The step being scheduled computes one token of each request of the previous step. The time is not used.
     ["step", {column: value, ...}]
         The step is scheduled; the columns are those of the steps table.
     ["output", step, time_s]
@@ -44,7 +46,7 @@ crash. `request` is the row of a request in the requests table, a unit is an add
     ["transfer", is_send, request, position, blocks, tokens, time_s]
         A load of blocks from another server begins, or blocks are kept for another server (`is_send`).
     ["transferred", request, time_s, failed]
-        The transfer has ended; `failed` is the first index of the table that did not load, or -1.
+        The transfer has ended; `failed` is the first index of the table that did not load; -1 if all loaded.
     ["images", request, [[image, place, tokens], ...]]
         Images of the request that has just arrived. If only some tokens of an image have an encoder output, a fourth
         value has their ranges, each as first token and number of tokens.
@@ -95,12 +97,14 @@ def not_following(error: Exception) -> str:
 
 
 def _report(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event. Wrong values raise exceptions of many types."""
+    """Call the method of `builder` for an event. `apply` turns all exceptions that wrong values raise into a
+    `RecordingError`.
+    """
     match event:
         case ["emit", request, time_s, count]:  # first, because most events are of this kind
-            builder.emitted(_row(builder, request), time_s, count)
+            builder.emitted(_checked_row(builder, request), time_s, count)
         case ["seq"]:
-            builder.next_seq()
+            builder.begin_event()
         case ["again", _]:
             builder.scheduled_again()
         case ["tokens", time_s, list(rows)]:
@@ -114,9 +118,9 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:
         case ["proposed", int(step), list(drafts)]:
             builder.proposed(step, dict(drafts))
         case ["preempt", request]:
-            builder.preempted(_row(builder, request))
+            builder.preempted(_checked_row(builder, request))
         case ["end", request, str(status), time_s]:
-            builder.ended(_row(builder, request), RequestStatus[status.upper()], time_s)
+            builder.ended(_checked_row(builder, request), RequestStatus[status.upper()], time_s)
         case ["arrive", str(name), time_s, prompt_tokens, max_tokens, priority, list(hashes), *more]:
             name.encode()  # raises for a lone surrogate, which JSON can contain
             builder.arrived(
@@ -136,7 +140,7 @@ def _report(builder: RecordingBuilder, event: list[Any]) -> None:
 def _report_tokens(builder: RecordingBuilder, time_s: float, rows: list[Any]) -> None:
     requests = [row[0] for row in rows]
     for extreme in (min(requests), max(requests)) if requests else ():
-        _row(builder, extreme)  # the others lie between these two
+        _checked_row(builder, extreme)  # the others lie between these two
     for request, computed_before, tokens, *known in rows:
         builder.scheduled(request, computed_before, tokens, time_s, 1, *known)
 
@@ -144,23 +148,23 @@ def _report_tokens(builder: RecordingBuilder, time_s: float, rows: list[Any]) ->
 def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
     match event:
         case ["append", request, position, list(units), *group]:
-            builder.append_blocks(_row(builder, request), position, units, *group)
+            builder.append_blocks(_checked_row(builder, request), position, units, *group)
         case ["share", request, position, list(units), *group]:
-            builder.share_blocks(_row(builder, request), position, units, *group)
+            builder.share_blocks(_checked_row(builder, request), position, units, *group)
         case ["release", request, num_units, num_cached, *group]:
-            builder.release(_row(builder, request), num_units, num_cached, *group)
+            builder.release(_checked_row(builder, request), num_units, num_cached, *group)
         case ["let_go", request, list(positions), list(units), list(kept), group]:
-            builder.release_skipped(_row(builder, request), positions, units, kept, group)
+            builder.release_blocks(_checked_row(builder, request), positions, units, kept, group)
         case ["copy", int(number), bool(is_load), request, list(units), list(slots)]:
-            builder.copies.begin(number, is_load, _row(builder, request), units, slots, builder.num_steps)
+            builder.copies.begin(number, is_load, _checked_row(builder, request), units, slots, builder.num_steps)
         case ["await", list(numbers)]:
             builder.copies.awaited(numbers, builder.num_steps)
         case ["copied", int(number), list(slots)]:
             builder.copies.report(number, slots)
         case ["transfer", bool(is_send), request, int(position), int(blocks), int(tokens), time_s]:
-            builder.transfer(is_send, _row(builder, request), position, blocks, tokens, time_s)
+            builder.transfer(is_send, _checked_row(builder, request), position, blocks, tokens, time_s)
         case ["transferred", request, time_s, int(failed)]:
-            builder.transferred(_row(builder, request), time_s, failed)
+            builder.transferred(_checked_row(builder, request), time_s, failed)
         case ["evict", list(units)]:
             builder.evict(units)
         case _:
@@ -170,15 +174,17 @@ def _report_memory(builder: RecordingBuilder, event: list[Any]) -> None:
 def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
     match event:
         case ["images", request, list(images)]:
-            builder.has_images(_row(builder, request), images)
+            builder.add_images(_checked_row(builder, request), images)
         case ["encoder", str(kind), request, int(image)]:
-            builder.encoder_event(kind, request if request == -1 else _row(builder, request), image)
+            builder.encoder_event(kind, request if request == -1 else _checked_row(builder, request), image)
         case _:
             raise RecordingError(f"{shortened(event)} is not an event.")
 
 
-def _row(builder: RecordingBuilder, request: int) -> int:
-    """Return `request` if such a request has arrived. A negative number would be a valid Python index."""
+def _checked_row(builder: RecordingBuilder, request: int) -> int:
+    """Return `request` if such a request has arrived; otherwise raise an IndexError. A negative number would be a valid
+    Python index.
+    """
     if not 0 <= request < builder.num_requests:
         raise IndexError(f"there is no request {shortened(request)}")
     return request

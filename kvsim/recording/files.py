@@ -18,16 +18,15 @@ from kvsim.errors import RecordingError, reason_of
 from kvsim.files.contents import open_file
 from kvsim.recording import eventlog, provenance
 from kvsim.recording.model import Meta, Outline, Recording
-from kvsim.recording.requests_at_hand import requests_at_hand
 from kvsim.recording.shipped import is_shipped
+from kvsim.recording.shipped_requests import read_shipped_requests
 from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
 
-_ATTEMPTS, _PAUSE_S = 20, 0.005
-"""Number of attempts to read a folder that is being replaced, and seconds by which each pause is longer than the last.
-
-All pauses together take one second.
-"""
+_ATTEMPTS = 20
+"""Largest number of attempts to read a folder that another process replaces meanwhile."""
+_PAUSE_S = 0.005
+"""Seconds by which the pause after an attempt is longer than the pause before. All pauses together take one second."""
 _SERVER = re.compile(r"\d+|(prefill|decode)-\d+(-rank-\d+)?|server-\d+-rank-\d+")
 _NUMBER = re.compile(r"\d+")
 _Read = TypeVar("_Read", Recording, Outline)
@@ -42,8 +41,8 @@ class RecordedRequests(NamedTuple):
 
 
 def read(path: str | os.PathLike[str], *, check_shipped: bool = False) -> Recording:
-    """Read and check the recording in the folder `path`. Repeat this if another process replaces the recording
-    meanwhile.
+    """Read and check the recording in the folder `path`. If another process replaces the recording meanwhile, it is
+    read again.
 
     Args:
         path: folder of the recording.
@@ -97,7 +96,7 @@ def read_requests(path: str | os.PathLike[str]) -> Recording | RecordedRequests:
         return read(folder)
     file = folder / provenance.FILE_NAME
     document = provenance.read_document(file)
-    requests = requests_at_hand(folder)
+    requests = read_shipped_requests(folder)
     if requests is None:
         from kvsim.recording.parquet import read_table  # noqa: PLC0415  as above
 
@@ -131,7 +130,8 @@ def server_folders(path: str | os.PathLike[str]) -> list[Path]:
 def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write `recording` to the folder `path`, and return the folder.
 
-    An existing recording of the same source is replaced; with `overwrite`, a recording of any source.
+    An existing recording with the same `source` (kind of program that made it) is replaced; with `overwrite`, a
+    recording of any source.
 
     Raises:
         RecordingError: `path` exists and may not be replaced, or it cannot be written.

@@ -27,19 +27,19 @@ class Operations:
     row: IntArray
     """Row of `memory.parquet` that the operation is part of."""
     extent: IntArray
-    """Index in `Holdings` of the extent that is allocated or released; `NO_EXTENT` for an eviction."""
+    """Index in `Holdings` of the extent (here one unit) that is allocated or released; `NO_EXTENT` for an eviction."""
     address: IntArray
 
 
 def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Operations]:
-    """Return all extents, each of one unit, and all operations on units."""
-    ends = _TableReleases.of(memory)
+    """Return the extents of all tables in all KV-cache groups, each of one unit, and all operations on units."""
+    ends = _Ends.of(memory)
     placed = (memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.SHARE)
     run_row, offset = _units(memory, placed)
     request, group = memory.request[run_row].astype(np.int64), memory.groups[run_row].astype(np.int64)
     position, address = memory.position[run_row] + offset, memory.address[run_row] + offset
     # A residency has the number of the end that follows it, which is the next request's if it never ends.
-    residency = ends.following(request, memory.seq[run_row])
+    residency = ends.first_at_or_after(request, memory.seq[run_row])
     order = np.lexsort((run_row, position, group, residency, request))
     request, group, residency, run_row = request[order], group[order], residency[order], run_row[order]
     address, offset = address[order], offset[order]
@@ -71,21 +71,22 @@ def tables_of_groups(memory: Memory, num_requests: int) -> tuple[Holdings, Opera
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _TableReleases:
-    """Releases of whole tables, sorted by request and then by time.
+class _Ends:
+    """Ends of residencies, sorted by request and then by time.
 
-    A request releases all its tables at once, which is called an end. `request` and `seq` have one entry for each end.
+    When a residency ends, the request releases its tables in all KV-cache groups. `request` and `seq` have one entry
+    for each end, `key` and `row` one for each released table.
     """
 
     request: npt.NDArray[np.int64]
     seq: IntArray
     key: npt.NDArray[np.int64]
-    """Key of each released table: the index of its end times `num_groups`, plus the index of its group; ascending."""
+    """Index of the table's end times `num_groups`, plus the index of its group; ascending."""
     row: npt.NDArray[np.int64]
     num_groups: int
 
     @classmethod
-    def of(cls, memory: Memory) -> _TableReleases:
+    def of(cls, memory: Memory) -> _Ends:
         whole = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.address == WHOLE_TABLE))
         num_groups = int(memory.groups.max(initial=0)) + 1
         request, seq = memory.request[whole].astype(np.int64), memory.seq[whole]
@@ -94,11 +95,11 @@ class _TableReleases:
         order = np.argsort(key, kind="stable")
         return cls(request=request[first], seq=seq[first], key=key[order], row=whole[order], num_groups=num_groups)
 
-    def following(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
+    def first_at_or_after(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
         """Return the index of the first end of `request` at `seq` or later.
 
-        If there is none, it is the index of another request's end, or the number of ends. `is_of` tells these cases
-        apart.
+        If the request has no such end, the result is the index of another request's end, or the number of ends. `is_of`
+        tells these cases apart.
         """
         return np.searchsorted(sort_key(self.request, self.seq), sort_key(request, seq))
 
@@ -126,12 +127,12 @@ def _units(memory: Memory, chosen: npt.NDArray[np.bool_]) -> tuple[npt.NDArray[n
 def _released_early(
     memory: Memory, request: IntArray, group: IntArray, address: IntArray, birth_row: IntArray
 ) -> npt.NDArray[np.int64]:
-    """Return, for each extent, the row that released it before its table ended; the number of rows if none did.
+    """Return, for each extent, the row that releases it before its residency ends; the number of rows if none does.
 
-    A release names units, not extents. It releases the newest extent that the request got at this address.
+    A release names units, not extents. It releases the newest extent that the request got at this address before.
     """
     death_row = np.full(len(request), len(memory), np.int64)
-    rows, offset = _units(memory, memory.parts)
+    rows, offset = _units(memory, memory.releases_part)
     if not len(rows):
         return death_row
     released = memory.request[rows].astype(np.int64), memory.groups[rows], memory.address[rows] + offset

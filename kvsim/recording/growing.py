@@ -41,10 +41,11 @@ class GrowingTable:
     def check_row(self, columns: Mapping[str, Any], given_elsewhere: Iterable[str]) -> None:
         """Check that the values in `columns` are numbers, and that the same columns are present as in earlier rows.
 
-        Columns in `given_elsewhere` are not checked, because their values are added to the row later.
+        Columns in `given_elsewhere` are not checked, because the caller sets them itself.
 
         Raises:
-            ValueError: a column is not a number, is missing, or is given although earlier rows lack it.
+            ValueError: a value has a wrong type, a column is missing that is required or that earlier rows have, or a
+                column is given that earlier rows lack.
         """
         for name, spec in self._specs.items():
             if name in given_elsewhere:
@@ -111,8 +112,8 @@ class GrowingRequests(GrowingTable):
                 values.append(value)
         return row
 
-    def so_far(self, chosen: IntArray | None = None) -> Requests:
-        """Return a table of all requests up to now, or of those in the rows `chosen`."""
+    def to_table(self, chosen: IntArray | None = None) -> Requests:
+        """Return a table of the requests in the rows `chosen`; of all requests if it is None."""
         if chosen is None:
             hashes = Ragged(np.array(self._hashes), np.array(self._offsets), np.int64)
             return Requests(id=text_column(self._ids, len(self._ids)), prompt_hashes=hashes, **self.rows())
@@ -130,25 +131,26 @@ class GrowingSteps(GrowingTable):
     def __init__(self) -> None:
         super().__init__(Steps)
 
-    def so_far(self, next_seq: int, heard_s: float, first: int = 0) -> Steps:
-        """Return the steps from row `first` on, as if the outputs of steps in flight were processed now.
+    def to_table(self, next_seq: int, last_token_s: float, first: int = 0) -> Steps:
+        """Return the steps from row `first` on. Steps in flight get an output.
 
-        These outputs get the sequence numbers from `next_seq` on, and as their time the latest start or end of a step,
-        or `heard_s` seconds if that is later.
+        These outputs get the sequence numbers from `next_seq` on. Their time is the largest start or end of the
+        returned steps, or `last_token_s` if that is later.
         """
         steps = self.rows(slice(first, None))
         awaited = steps["output_seq"] < 0
         steps["output_seq"][awaited] = next_seq + np.arange(awaited.sum())
-        latest_s = (np.nanmax(steps["end_s"], initial=0.0), steps["start_s"].max(initial=0.0), heard_s)
+        latest_s = (np.nanmax(steps["end_s"], initial=0.0), steps["start_s"].max(initial=0.0), last_token_s)
         steps["end_s"][awaited] = max(latest_s)
         return Steps(**steps)
 
 
 class GrowingSchedule(GrowingTable):
-    """Growing table of the schedule. Each row is for one request in consecutive steps, and the same number of tokens in
-    each.
+    """Growing table of the schedule. Each row is for one request, in consecutive steps that compute equally many
+    tokens.
 
-    The last row of a request is open: the next step extends it if the step continues the row.
+    The last row of a request that has not ended is open: `add` extends it if the next step computes as many tokens. In
+    a run with speculative decoding, each row is for one step.
     """
 
     __slots__ = ("_before", "_known", "_late", "_open_row", "_repeat", "_request", "_step", "_tokens")
@@ -169,8 +171,8 @@ class GrowingSchedule(GrowingTable):
         """Record that `request` computes `tokens` tokens in `step` and in each of the next `repeat - 1` steps.
 
         `computed_before` is the number of its tokens that are computed before `step`. `known` is the number of its
-        known tokens in a run with drafts, and None in other runs. With `known`, `repeat` must be 1, and later steps do
-        not extend the row.
+        tokens with known values in a run with speculative decoding, and None in other runs. If `known` is given,
+        `repeat` must be 1.
 
         Raises:
             ValueError: `known` is given, and earlier rows lack it; or the reverse.
@@ -202,14 +204,20 @@ class GrowingSchedule(GrowingTable):
                 column.append(0)
 
     def fill_in(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
-        """Set the column `name` in the rows of `step`, by request; to 0 for requests that `numbers` lacks."""
+        """Set the column `name` in each row of `step` to the number of its request in `numbers`; to 0 if `numbers`
+        lacks the request.
+        """
         column = self.columns[name]
         column.extend([0] * (len(self) - len(column)))
         for row in range(bisect_left(self._step, step), bisect_right(self._step, step)):
             column[row] = numbers.get(self._request[row], 0)
 
     def add_decode(self, requests: Iterable[int], step: int) -> None:
-        """Record that each of `requests`, which the step before computed too, computes one token in `step`."""
+        """Record that `step` computes one token for each of `requests`, all of which the step before computed.
+
+        Raises:
+            ValueError: the run has speculative decoding.
+        """
         for request in requests:
             row = self._open_row[request]
             if self._known:
@@ -229,14 +237,14 @@ class GrowingSchedule(GrowingTable):
         return np.sort(np.fromiter(self._open_row.values(), np.int64, len(self._open_row)))
 
     def last_step(self, rows: IntArray) -> IntArray:
-        """Return the last step that each of `rows` covers at present."""
+        """Return the last step that each of the rows with the indices `rows` covers at present."""
         last: IntArray = np.asarray(self.columns["step"])[rows] + np.asarray(self.columns["repeat"])[rows] - 1
         return last
 
-    def so_far(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """Return the rows, or those `chosen`, up to step `num_steps` - 1.
+    def to_table(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
+        """Return the rows `chosen`, by default all, without what they say of steps from `num_steps` on.
 
-        Rows may cover the next step too, because a log may end before that step is complete.
+        Rows may cover step `num_steps`, because a log may end before that step is complete.
         """
         columns = self.rows(chosen)
         steps_left = num_steps - columns["step"]
@@ -254,12 +262,16 @@ class GrowingMemory(GrowingTable):
         super().__init__(Memory)
         self._has_groups = False  # whether the column `group` is filled, from the first group other than 0
         self.has_repeats = False
-        """True if rows have the column `repeat`. It must be set before the first row is added."""
+        """True if rows have the column `repeat`, the number of steps in which an allocation is repeated. Set it before
+        the first row is added.
+        """
 
-    def add_runs(
+    def add_units(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0
     ) -> None:
-        """Add the units `units`, one row for each range of consecutive addresses."""
+        """Add one row for each range of consecutive addresses in `units`. `position` is the table index of the first
+        unit.
+        """
         begin, length = -1, 0
         for unit in units:
             if unit == begin + length:
@@ -286,7 +298,11 @@ class GrowingMemory(GrowingTable):
         repeat: int = 1,
         group: int = 0,
     ) -> None:
-        """Add one row for consecutive units."""
+        """Add one row for `length` consecutive units from `address` on.
+
+        `requested` of these units were asked for, the first `cached` stay in the prefix cache after a release, and the
+        row is repeated in `repeat` steps.
+        """
         columns = self.columns
         if group and not self.columns["group"]:
             columns["group"].extend([0] * len(self))
@@ -305,6 +321,6 @@ class GrowingMemory(GrowingTable):
         if self.has_repeats:
             columns["repeat"].append(repeat)
 
-    def so_far(self, first: int = 0) -> Memory:
-        """Return the rows from row `first` on."""
+    def to_table(self, first: int = 0) -> Memory:
+        """Return the rows from index `first` on."""
         return Memory(**self.rows(slice(first, None)))

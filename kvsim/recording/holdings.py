@@ -18,23 +18,24 @@ from kvsim.recording.tables import IntArray, Memory, MemoryKind
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residencies:
-    """Times in which requests hold memory, one entry each, from an admission to the release of the memory.
-
-    `first_extent` is an index in `Holdings`. Births and deaths are allocations and releases: `birth_row` is the row of
-    `memory.parquet`; a `death_seq` above all others means that the memory is never released.
+    """Times in which requests hold memory, one entry each. A residency begins with an admission (its birth) and ends
+    when the request releases all its memory (its death).
     """
 
     request: IntArray
     first_extent: IntArray
+    """Index in `Holdings` of the residency's first extent."""
     birth_row: IntArray
+    """Row of `memory.parquet` with its first allocation."""
     birth_seq: IntArray
     death_seq: IntArray
+    """`seq` of the release; a number above all others if the memory is never released."""
 
     @property
-    def is_moved(self) -> npt.NDArray[np.bool_]:
-        """Tell, for each residency, whether it continues the one before: the request's units moved.
+    def continues_previous(self) -> npt.NDArray[np.bool_]:
+        """Tell, for each residency, whether the request's units only moved when it began.
 
-        A move is a release and an allocation with the same `seq`.
+        A move is a release and an allocation with the same `seq`: the previous residency of the request ends then.
         """
         moved = np.zeros(len(self.request), np.bool_)
         moved[1:] = (self.request[1:] == self.request[:-1]) & (self.birth_seq[1:] == self.death_seq[:-1])
@@ -43,19 +44,25 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Memory row that releases each extent; the number of rows if none does. Exactly one of the fields is None."""
+    """Memory rows that release extents. Exactly one of the fields is None. A value equal to the number of memory rows
+    means "never released".
+    """
 
     by_birth_row: IntArray | None
-    """Row that releases what each memory row allocates. None if units of one row are released at different times."""
+    """For each memory row, the row that releases what it allocates. None if units of one row may be released at
+    different times.
+    """
     by_extent: IntArray | None = None
-    """Row that releases each extent."""
+    """For each extent, the row that releases it. None if `by_birth_row` is given."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
-        """Return the releases of some extents, given by indices or a slice."""
+        """Return the deaths of some extents, given by indices or a slice. `by_birth_row` is kept whole."""
         return self if self.by_extent is None else Deaths(None, self.by_extent[extents])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
-        """Return the row that releases each extent. `birth_row` has the row that allocates each."""
+        """Return, for each extent, the row that releases it. `birth_row` has, for each extent, the row that allocates
+        it.
+        """
         if self.by_extent is not None:
             return self.by_extent
         assert self.by_birth_row is not None
@@ -63,8 +70,8 @@ class Deaths:
 
 
 class Extents:
-    """Extents of units: which request holds each, where and when. An extent is one unit, or all units of one memory
-    row.
+    """Extents of units: which request holds each, where and when. Either every extent has all units of one memory row,
+    or every extent is a single unit.
 
     A long recording has tens of millions of extents. So each column is computed on first use, in the smallest type.
     """
@@ -112,7 +119,7 @@ class Extents:
 
     @cached_property
     def length(self) -> IntArray:
-        """Number of units of each extent, after all its growth."""
+        """Number of units of each extent; of an extent that grows step by step, the number after its last growth."""
         return self._of_rows(self._memory.length)
 
     @cached_property
@@ -161,7 +168,10 @@ class Holdings(Extents):
         self.first_of_request = first_of_request
         """Index of the first extent of each request, and at the end the number of extents."""
         self.first_of_table = first_of_table
-        """Index of the first extent of each table, ascending. There is one table per residency and KV-cache group."""
+        """Index of the first extent of each table, ascending. There is one table per residency and KV-cache group.
+
+        Unlike `first_of_request`, it has no entry for the end.
+        """
         self.residencies = residencies
 
     @cached_property
@@ -178,11 +188,11 @@ class Holdings(Extents):
         )
         return extents
 
-    def together(self) -> IntArray:
-        """Return the index of the first extent of each group of adjacent extents that are allocated and released
-        together.
+    def first_of_series(self) -> IntArray:
+        """Return the index of the first extent of each series.
 
-        A growing extent is a group by itself.
+        A series is adjacent extents of one request at consecutive table positions, which are allocated at one `seq` and
+        released at one `seq`. A growing extent is a series by itself.
         """
         parts = list[IntArray]()
         for part in in_parts(len(self.birth_row)):
@@ -206,16 +216,16 @@ class Releases:
 
     row: IntArray
     last_extent: IntArray
-    """Index of the last extent of the table, which is released first."""
+    """Index of the last extent of the table. A table is released from its end, so this extent is released first."""
     num_extents: IntArray
 
 
 def tables_of(memory: Memory, num_requests: int, *, unit_by_unit: bool) -> tuple[Holdings, Releases, IntArray]:
-    """Return the extents of every table, the rows that release tables, and for each row of `memory` the row that
-    releases it.
+    """Return three parts: the extents of every table, the rows that release tables, and for each row of `memory` the
+    row that releases what it allocates.
 
-    Each extent is a whole memory row, or with `unit_by_unit` one unit. The releasing row is the number of rows if none
-    releases the row, and 0 for rows that allocate nothing.
+    Each extent has the units of one memory row; with `unit_by_unit`, it is one unit. The third part has the number of
+    rows if nothing releases the units, and a meaningless 0 for rows that allocate nothing.
     """
     birth_row, released = _rows_by_request(memory, num_requests)
     until = np.zeros(len(memory), np.int32)
@@ -262,9 +272,9 @@ def _offsets_in_runs(length: IntArray, end: IntArray) -> IntArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _ReleaseRows:
-    """Releases of whole tables, and the rows that extend the tables, each sorted by request and then by time.
+    """Releases of whole tables, and the rows that extend tables, each sorted by request and then by time.
 
-    Release i frees the extending rows [begin[i], end[i]), which are indices in this order.
+    Release i frees what the sorted extending rows with the indices from `begin[i]` to `end[i] - 1` allocated.
     """
 
     releases: npt.NDArray[np.int32]
@@ -309,7 +319,7 @@ def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
     """Return the `seq` of each of `rows`: int32 if that suffices for the recording, otherwise int64.
 
-    A row equal to the number of rows, which means "never", gets the largest number of the type.
+    `rows` may contain the number of rows, which means "never": its `seq` is the largest number of the type.
     """
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)

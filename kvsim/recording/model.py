@@ -43,22 +43,22 @@ MAX_POOL_BYTES = 1 << 45
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowPool:
-    """SGLang's second pool, for layers with sliding windows. Its units have as many tokens as the first pool's."""
+    """SGLang's second pool, for layers with sliding windows. A unit has as many tokens as a unit of the first pool."""
 
     num_units: int
     bytes_per_unit: int
     window_tokens: int
-    """Number of earlier tokens that a layer with a window reads, not counting the new token."""
+    """Number of tokens before a new token that a layer with a window reads. The new token does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Memory pool of equal units. A unit consists of `unit_slots` slots."""
+    """Memory pool of equal units. A unit consists of `unit_slots` slots, each for one token or one byte."""
 
     unit_tokens: int
     """Number of tokens in a unit: the block size of a paged cache, or 1 for allocation without blocks.
 
-    With several KV-cache groups, it is the smallest number of tokens that fills whole blocks of every group.
+    With several KV-cache groups, it is the least common multiple of their block sizes.
     """
     num_units: int | None
     """Number of units in the pool; None for an engine without a pool, whose cache grows with its requests."""
@@ -72,7 +72,9 @@ class Pool:
 
     @property
     def units_in_words(self) -> str:
-        """Description such as "slots", "blocks of 16 tokens" or "blocks of 2.00 MiB for 3 tables a sequence"."""
+        """Description for people, such as "slots" or "blocks of 16 tokens". With KV-cache groups, it has the size of a
+        block and the number of tables: "blocks of 2.00 MiB for 3 tables a sequence".
+        """
         if self.groups:
             tables = f"{len(self.groups)} tables" if len(self.groups) > 1 else "one table"
             return f"blocks of {self.bytes_per_unit / 2**20:.2f} MiB for {tables} a sequence"
@@ -99,7 +101,9 @@ class Pool:
 
     @property
     def unit_slots(self) -> int:
-        """Number of slots in a unit. A slot is one token, or one byte if layers of several kinds share the pool."""
+        """Number of slots in a unit. A slot is one token, or one byte if the KV-cache groups have layers that differ
+        from full attention.
+        """
         layout = self.layout
         return self.unit_tokens if layout is None else layout.unit_slots
 
@@ -135,11 +139,14 @@ class Meta:
     initial_free: IntArray | None = None
     """Addresses of the free units when the recording begins, in queue order; None for ascending order."""
     initial_cached: IntArray | None = None
-    """Addresses of the free units with a cached prefix when the recorder joins a running engine; None for none."""
+    """Addresses of the free units with a cached prefix when the recorder joins a running engine; None if there are
+    none.
+    """
     initial_computed: IntArray | None = None
-    """Largest number of computed tokens that each request had before the recording began; None without such requests.
+    """For each request that the recorder found in a running engine, the largest number of tokens that it had ever had
+    computed. These requests have the first rows of the requests table. None if there were none.
 
-    It may exceed the request's computed tokens at the begin, because a preemption may have discarded some.
+    A request may have fewer computed tokens when the recording begins, because a preemption may have discarded some.
     """
     command: str = ""
     created: str = ""
@@ -165,7 +172,7 @@ class Meta:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV memory with which a new run gets a pool of the same size.
+        """Bytes of KV memory that a new run needs for a pool of the same size.
 
         They may be more than the bytes of the units. For vLLM they include the null block. SGLang divides them between
         its two pools by a fixed ratio, so a part of the second pool may stay unused.
@@ -200,7 +207,7 @@ class Meta:
 
     @property
     def num_drafts(self) -> int:
-        """Largest number of tokens that are drafted for a request in a step; 0 without speculative decoding."""
+        """Largest number of draft tokens per request and step; 0 without speculative decoding."""
         config = self.policy.get("speculative_config")
         return SpeculativeConfig.parse(config).num_tokens if config else 0
 
@@ -216,12 +223,13 @@ class Meta:
 
     @property
     def initial_images(self) -> dict[int, int]:
-        """Number of encoder outputs of each image that was cached when the recording began, by image.
+        """Images in the encoder cache when the recording began. A key is the number of an image, its value the number
+        of the image's encoder outputs.
 
-        The order is that of eviction.
+        The image that is evicted first comes first.
 
         Raises:
-            RecordingError: `meta.json` states something else than pairs of such numbers.
+            RecordingError: `meta.json` does not list them as pairs of integers.
         """
         pairs = self.extra.get(INITIAL_IMAGES, [])
         are_pairs = isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs)
@@ -292,9 +300,9 @@ class Recording:
 
     @property
     def recorded_s(self) -> float:
-        """Seconds from the begin of the recording to the end of the last step.
+        """Seconds from the beginning of the recording to the end of the last step.
 
-        It is below `duration_s` if the recorder joined a running engine.
+        If the recorder joined a running engine, they are fewer than `duration_s`, which counts from the first arrival.
         """
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s
@@ -311,7 +319,7 @@ class Recording:
 
     @property
     def num_preemptions(self) -> int:
-        """Number of preemptions in the whole run."""
+        """Number of preemptions in all recorded steps."""
         return int(np.sum(self.steps.preempted))
 
     def row_of(self, request_id: str) -> int:

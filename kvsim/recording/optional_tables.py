@@ -37,8 +37,8 @@ class _Copy:
     awaited_step: int = _NEVER
 
 
-class CopiesUnderWay:
-    """Growing table of block copies between GPU and host. The rows of a copy are added when its end is reported."""
+class GrowingCopies:
+    """Growing table of block copies between GPU and host. A copy gets its rows when its end is reported."""
 
     def __init__(self) -> None:
         self._rows = GrowingTable(Copies)
@@ -58,8 +58,11 @@ class CopiesUnderWay:
     ) -> None:
         """Record that `step` decides on copy `number`, between GPU blocks `units` and host blocks `slots`.
 
-        It is a load to the GPU, or a store to the host if not `is_load`. A load may skip the first units of its first
-        host block.
+        `request` is the request whose blocks are copied. A host block has room for one or several GPU blocks. A store
+        to the host fills its host blocks; a load (`is_load`) may leave out the first GPU blocks of `slots[0]`.
+
+        Raises:
+            ValueError: the numbers of blocks do not match, or a copy with this number is under way.
         """
         missing = len(slots) * self._units_per_slot - len(units)
         if number in self._under_way or not 0 <= missing < self._units_per_slot or (missing and not is_load):
@@ -79,22 +82,27 @@ class CopiesUnderWay:
             copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
 
     def report(self, number: int, slots: Sequence[int]) -> None:
-        """Record that the end of copy `number` is reported. Its host blocks become idle in the order of `slots`."""
+        """Record that the end of copy `number` is reported. `slots` are its host blocks, in the order in which they
+        become idle.
+        """
         copy = self._under_way.pop(number)
         if sorted(slots) != sorted(copy.units_of_slot):
             raise ValueError(f"copy {number} is of other host blocks")
         self._add(number, copy, slots)
 
     def processed(self, step: int) -> None:
-        """Record that the output of `step` was processed, with which the latest ends of copies were reported."""
+        """Record that the output of `step` was processed. Ends of copies that were reported since the previous call
+        get this step as `reported_step`.
+        """
         for row in self._reported:
             self._rows.columns["reported_step"][row] = step
         self._reported.clear()
 
-    def so_far(self) -> Copies | None:
-        """Return all copies up to now; at the end, copies that have not ended. None for an engine without offloading.
+    def to_table(self) -> Copies | None:
+        """Return the copies whose end was reported, and then those that have not ended; None for an engine without
+        offloading.
 
-        The end of a copy cannot be reported after this call.
+        No end of a copy can be reported after this call.
         """
         if not self._offloads and not len(self._rows) and not self._under_way:
             return None
@@ -111,7 +119,7 @@ class CopiesUnderWay:
                 self._rows.append(number, copy.kind, copy.request, begun, awaited, _NEVER, unit, slot)
 
 
-class TransfersUnderWay:
+class GrowingTransfers:
     """Growing table of transfers, in the order in which they begin. A request has at most one transfer at a time."""
 
     def __init__(self) -> None:
@@ -126,7 +134,7 @@ class TransfersUnderWay:
     def begin(
         self, kind: TransferKind, request: int, position: int, blocks: int, tokens: int, *, seq: int, time_s: float
     ) -> None:
-        """Record that a transfer of `blocks` blocks of `request` begins, from index `position` of its table on.
+        """Record that a transfer of `blocks` blocks of `request` begins, from index `position` of its block table on.
 
         `tokens` is the number of tokens that a load brings. If the blocks are kept to be sent, it is the number of
         computed tokens in them. `seq` is the number of the event, `time_s` its time.
@@ -136,24 +144,24 @@ class TransfersUnderWay:
         self._under_way[request] = len(self._rows)
         self._rows.append(kind, request, _NEVER, seq, _NEVER, time_s, np.nan, position, blocks, tokens, _NEVER)
 
-    def end(self, request: int, *, seq: int, time_s: float, failed: int = _NEVER) -> None:
+    def end(self, request: int, *, seq: int, time_s: float, failed: int = -1) -> None:
         """Record that the transfer of `request` ended at `time_s`. `seq` is the number of the event that reports the
         end.
 
-        `failed` is the index of the first entry of the request's table that did not load; -1 if all loaded.
+        `failed` is the index in the request's block table of the first block that did not load; -1 if all loaded.
         """
         row = self._under_way.pop(request)
         for name, value in (("ended_seq", seq), ("end_s", time_s), ("failed", failed)):
             self._rows.columns[name][row] = value
 
-    def so_far(self) -> Transfers | None:
+    def to_table(self) -> Transfers | None:
         """Return all transfers up to now; None for an engine that exchanges no KV."""
         if not self._exchanges and not len(self._rows):
             return None
         return Transfers(**self._rows.rows())
 
 
-class ImagesSoFar:
+class GrowingImages:
     """Growing tables of images in prompts, and of the events of the encoder cache."""
 
     def __init__(self) -> None:
@@ -170,11 +178,11 @@ class ImagesSoFar:
         return len(self._events)
 
     def add(self, request: int, images: Iterable[Sequence[Any]]) -> None:
-        """Record the images of a request, sorted by place.
+        """Record the images in the prompt of a request, in the order of the prompt.
 
-        An image is a list: its number, its place in the prompt, and its number of tokens. If only some of its tokens
-        have an encoder output, a fourth element has their ranges, each as first token and number of tokens, in one flat
-        list.
+        An image is a list: its number, the index of its first token in the prompt, and its number of tokens. If only
+        some of its tokens have an encoder output, a fourth element lists the ranges of these tokens. That list is flat:
+        the first token of a range, counted from the beginning of the image, then its number of tokens, and so on.
         """
         for image, place, tokens, *runs in images:
             self._images.append(request, image, place, tokens)
@@ -183,7 +191,9 @@ class ImagesSoFar:
         self._are_reported = True
 
     def happened(self, kind: str, request: int, image: int, *, seq: int, step: int) -> None:
-        """Record an event of the encoder cache. `kind` is the name of an `ImageEventKind` in lower case."""
+        """Record an event of the encoder cache for `image`, the number of an image. `kind` is the name of an
+        `ImageEventKind` in lower case; `request` is -1 if the image is computed or evicted.
+        """
         self._events.append(seq, step, ImageEventKind[kind.upper()], request, image)
 
     def images(self, requests: IntArray | None = None) -> PromptImages | None:

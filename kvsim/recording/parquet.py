@@ -56,11 +56,11 @@ class _Hashing(BufferedWriter):
 
 
 class TableFile:
-    """Parquet file to which any number of rows can be appended at a time. Its bytes depend only on the rows.
+    """Parquet file to which tables of any number of rows can be appended. Its bytes depend only on the rows.
 
-    Each file contains the identity of its recording, a digest of all tables. So a complete file is closed in two calls:
-    `finish` returns the digest of the file, and `close` writes the identity. `abandon` closes a file that will be
-    deleted.
+    Each file contains the identity of its recording, which is computed from the digests of all its files. So a complete
+    file is closed in two calls: `finish` returns the digest of the file, and `close` writes the identity. `abandon`
+    closes a file that will be deleted.
     """
 
     rows_per_group = 1 << 17
@@ -71,8 +71,8 @@ class TableFile:
         self._writer: pq.ParquetWriter | None = None
         self._bytes: _Hashing | None = None
         self._encodings: dict[str, str] = {}
-        # For each column that never falls: its value in the last written row.
-        self._last_counts: dict[str, int] = {}
+        # For each ascending column: its value in the last written row.
+        self._last_values: dict[str, int] = {}
         self._waiting: list[pa.Table] = []
         self._num_waiting = 0
 
@@ -84,7 +84,9 @@ class TableFile:
             return
         table = table if len(table) else table.empty()
         self._encodings = _encodings(table)
-        self._last_counts = {name: self._last_counts.get(name, 0) for name, spec in table.columns() if spec.counts}
+        self._last_values = {
+            name: self._last_values.get(name, 0) for name, spec in table.columns() if spec.is_ascending
+        }
         self._waiting.append(table.to_arrow())
         self._num_waiting += len(table)
         if self._num_waiting >= self.rows_per_group:
@@ -140,23 +142,24 @@ class TableFile:
         self._waiting, self._num_waiting = [rows.slice(num_rows)], len(rows) - num_rows
 
     def _check_order(self, group: pa.Table) -> None:
-        """Check that no column with `Column.counts` falls in `group`, whose rows cannot change any more."""
+        """Check that no ascending column falls in `group`, the next row group to be written."""
         if not len(group):
             return
-        for name, last in self._last_counts.items():
+        for name, last in self._last_values.items():
             values = to_numpy(group.column(name).chunk(0))
             if values[0] < last or (values[1:] < values[:-1]).any():
                 raise IntegrityError(f"{name} falls in {self._file.name}, where it should count: a defect of kvsim.")
-            self._last_counts[name] = int(values[-1])
+            self._last_values[name] = int(values[-1])
 
 
 def _encodings(table: ColumnTable) -> dict[str, str]:
-    """Return the Parquet encodings of columns whose values rarely repeat; all other columns use a dictionary.
+    """Return the Parquet encoding of each column whose values rarely repeat, by name. All other columns use a
+    dictionary.
 
-    This makes a file of steps a third as large, twice as fast to read and four times as fast to write.
+    This makes `steps.parquet` a third as large, twice as fast to read and four times as fast to write.
     """
-    counts = {name: "DELTA_BINARY_PACKED" for name, spec in table.columns() if spec.counts}
-    return counts | {name: "BYTE_STREAM_SPLIT" for name, spec in table.columns() if spec.dtype == "float64"}
+    ascending = {name: "DELTA_BINARY_PACKED" for name, spec in table.columns() if spec.is_ascending}
+    return ascending | {name: "BYTE_STREAM_SPLIT" for name, spec in table.columns() if spec.dtype == "float64"}
 
 
 def identity_in(metadata: pq.FileMetaData) -> str:
@@ -200,7 +203,7 @@ def _check_metadata(metadata: pq.FileMetaData, file: Path, identity: str) -> Non
     declared = oversized(file)
     if declared is not None:
         raise RecordingError(f"{file} is damaged: it declares {declared}.")
-    if not provenance.are_of_one(identity_in(metadata), identity):
+    if not provenance.may_be_of_one_recording(identity_in(metadata), identity):
         raise RecordingError(
             f"{file} and {file.parent / 'meta.json'} are of two recordings; the folder should hold the files of one."
         )
@@ -216,7 +219,9 @@ def _check_columns(present: list[str], specs: dict[str, Column], file: Path) -> 
 
 
 def read_outline_tables(folder: Path) -> Outline:
-    """Read the requests, the steps and the transfers in `folder` without checking them."""
+    """Read the tables of an `Outline` (requests, steps, and transfers if there are any) in `folder`, without checking
+    them.
+    """
     meta, identity = _read_meta(folder)
     has_transfers = (folder / f"{Transfers.name}.parquet").exists()
     return Outline(
@@ -342,7 +347,11 @@ def _members(encoded: pa.DictionaryArray, names: type[IntEnum], file: Path, name
 
 
 def _numbers(data: pa.Array, spec: Column) -> Any:
-    """Convert a part of a column of numbers. A value outside the range of the column's type is a TypeError."""
+    """Convert a part of a column of numbers.
+
+    Raises:
+        TypeError: a value is outside the range of the column's type.
+    """
     wanted = pa.type_for_alias(spec.dtype)
     if not (pa.types.is_integer(wanted) and pa.types.is_integer(data.type)):
         return to_numpy(_cast(data, wanted))  # a null time becomes NaN
@@ -356,10 +365,10 @@ def _numbers(data: pa.Array, spec: Column) -> Any:
 
 
 def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Convert `data` to the type `wanted`.
+    """Convert `data` to the type `wanted`, unless it has this type already.
 
-    Data of that type is returned as it is: pyarrow's compute functions, which `cast` needs, take 0.1 s to load, and
-    files of kvsim need no conversion.
+    Files that kvsim wrote need no conversion. `pa.Array.cast` would load pyarrow's compute functions, which takes
+    0.1 s.
     """
     return data if data.type == wanted else data.cast(wanted)
 

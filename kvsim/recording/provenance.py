@@ -43,13 +43,16 @@ _META_KEYS = frozenset((
 ))  # fmt: skip
 
 
-def are_of_one(identity: str, other: str) -> bool:
+def may_be_of_one_recording(identity: str, other: str) -> bool:
     """Tell whether two files may be of one recording. An empty identity (a file without one) fits any other."""
     return not identity or not other or identity == other
 
 
 def source_of(file: Path) -> str:
-    """Return the `source` in a `meta.json`, such as "simulation"; "an unknown source" if the file cannot be read."""
+    """Return the `source` in a `meta.json`, which is the kind of program that made the recording, such as "simulation".
+
+    It is "an unknown source" if the file cannot be read.
+    """
     try:
         return meta_from_document(read_document(file), file).source
     except RecordingError:
@@ -232,7 +235,7 @@ def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default
 
 
 def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
-    """Return the unit addresses in a field, as a list or packed by `unit_runs`; None if the field is absent."""
+    """Return the unit addresses in a field, as a list or as packed by `unit_runs.pack`; None if the field is absent."""
     value = document.get(key)
     if value is None:
         return None

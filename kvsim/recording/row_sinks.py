@@ -9,7 +9,9 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import ColumnTable
 
 _PARTS_JOINED = 256
-"""Number of parts of a table that are joined into one, because small arrays take several times their own memory."""
+"""Number of parts of a table after which they are joined into one. Small arrays take several times the memory of their
+values.
+"""
 
 
 class RowSink(Protocol):

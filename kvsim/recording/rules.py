@@ -24,9 +24,10 @@ NO_LIMIT = 1 << 40
 
 
 def require(holds: np.ndarray, file: Path, rule: str, rows: np.ndarray | None = None) -> None:
-    """Raise an error with the message `rule` if an entry of `holds` is False. It names the first such row.
+    """Raise a RecordingError with the message `rule` if an entry of `holds` is False. The error names the row of the
+    first False entry.
 
-    `holds` has one entry for each row of the file; with `rows`, for each of these rows.
+    `holds` has one entry for each row of the file; with `rows`, one for each of these row indices.
     """
     if not holds.all():
         row = np.argmin(holds) if rows is None else rows[~holds].min()
@@ -37,10 +38,11 @@ def agree(
     stated: np.ndarray, found: np.ndarray, file: Path, column: str, source: str, rows: np.ndarray | None = None,
     *, within: float = 0,
 ) -> None:  # fmt: skip
-    """Raise an error if a `stated` value differs from the value `found` in another table. It names the first such row.
+    """Raise a RecordingError if a `stated` value differs from the value `found` in another table. The error names the
+    first such row.
 
-    `stated` is the column `column` of `file`; with `rows`, only its values in these rows. `found` follows from the file
-    `source`. Differences up to `within` are no errors.
+    `stated` is the column `column` of `file`; with `rows`, only its values at these row indices. `found` follows from
+    the file `source`. Differences up to `within` are no errors.
     """
     wrong = stated != found if not within else ~(np.abs(stated - found) <= within)
     if wrong.any():
@@ -78,7 +80,7 @@ def require_inside(memory: Memory, pool: Pool, chosen: np.ndarray, file: Path) -
 
 
 def is_time(values: np.ndarray) -> np.ndarray:
-    """Tell, for each value, whether it is a finite time, at most `LONGEST_S` before or after the first event."""
+    """Tell, for each value, whether it is a finite time from -`LONGEST_S` to `LONGEST_S` seconds."""
     is_near: np.ndarray = np.abs(values) <= LONGEST_S
     return is_near
 
@@ -88,14 +90,15 @@ def within(values: IntArray, size: int) -> np.ndarray:
     return (values >= 0) & (values < size)
 
 
-def rises(values: np.ndarray, than: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
-    """Tell, for each value, whether it is at least the value before it; with `than=np.greater`, whether it is above.
+def rises(values: np.ndarray, compare: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
+    """Tell, for each value, whether it is at least the value before it; with `compare=np.greater`, whether it is
+    larger.
 
     The first value must be at least `least`.
     """
     holds = np.ones(len(values), np.bool_)
     holds[:1] = values[:1] >= least
-    than(values[1:], values[:-1], out=holds[1:])
+    compare(values[1:], values[:-1], out=holds[1:])
     return holds
 
 

@@ -1,6 +1,6 @@
-"""Mark a moment of a growing recording, to get only the rows after it.
+"""Mark a moment of a growing recording, and get only the rows after it.
 
-With this, a simulation that is watched while it runs shows its progress without copying all tables each time.
+A simulation that is watched while it runs shows its progress from such rows, without copying all tables each time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kvsim.recording.tables import EncoderEvents, IntArray, Memory, PromptImages
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Mark:
-    """Numbers of rows of a growing recording at one moment."""
+    """Numbers of rows of the growing tables at one moment."""
 
     seq: int
     """`seq` of the last event before the mark."""
@@ -22,12 +22,14 @@ class Mark:
     num_memory_rows: int
     num_encoder_rows: int
     open_rows: IntArray
-    """Rows of the schedule that later steps may still extend."""
+    """Indices of the schedule rows that later steps may still extend; ascending."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Since:
-    """Rows that were added after a mark. They have the same numbers as in the whole run."""
+    """Rows that were added after a mark. Numbers of requests, steps and events in them count from the beginning of the
+    run.
+    """
 
     rows: IntArray
     """Row of each entry of `requests` in the requests table of the whole run; ascending."""

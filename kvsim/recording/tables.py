@@ -70,8 +70,9 @@ class Column:
     dtype: str
     names: type[IntEnum] | None = None
     optional: bool = False
-    counts: bool = False
-    """True if the values never fall and rise by small steps. Files store their differences, which take fewer bytes."""
+    is_ascending: bool = False
+    """True if the values never fall, and usually rise by little. Files store their differences, which take fewer bytes.
+    """
 
     @property
     def is_text(self) -> bool:
@@ -79,23 +80,23 @@ class Column:
         return self.names is not None or self.dtype == "str"
 
 
-def column(dtype: str, *, names: type[IntEnum] | None = None, counts: bool = False) -> Any:
+def column(dtype: str, *, names: type[IntEnum] | None = None, is_ascending: bool = False) -> Any:
     """Declare a column that every file has."""
-    return field(metadata={"column": Column(dtype, names, counts=counts)})
+    return field(metadata={"column": Column(dtype, names, is_ascending=is_ascending)})
 
 
 def optional_column(dtype: str) -> Any:
-    """Declare a column that a file may lack. Its value is then None."""
+    """Declare a column that a file may lack. The attribute of the table is then None."""
     return field(default=None, metadata={"column": Column(dtype, optional=True)})
 
 
 def text_column(values: list[str], num_rows: int) -> npt.NDArray[np.str_]:
-    """Convert `values`, a part of a column of `num_rows` rows, to an array of texts.
+    """Convert `values`, texts of some rows, to an array. The whole column has `num_rows` rows.
 
-    All entries take as much memory as the longest text.
+    Each entry of the array takes as much memory as the longest text.
 
     Raises:
-        RecordingError: the whole column would be too large.
+        RecordingError: the whole column would be too large with texts of this length.
     """
     longest = max(map(len, values), default=0)
     if longest * num_rows * _LETTER_BYTES > _MOST_TEXT_BYTES:
@@ -196,7 +197,11 @@ class ColumnTable:
 
 
 def as_pandas(table: pa.Table) -> Any:
-    """Convert `table` to a `pandas.DataFrame`."""
+    """Convert `table` to a `pandas.DataFrame`.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
     try:
         return table.to_pandas()
     except ImportError as error:
@@ -205,15 +210,17 @@ def as_pandas(table: pa.Table) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Requests(ColumnTable):
-    """Table of requests, one row each. Times are seconds from the first event; NaN for an event that did not happen."""
+    """Table of requests, one row each. Times are seconds from the first event in the engine; NaN for an event that did
+    not happen.
+    """
 
     name: ClassVar[str] = "requests"
     derived: ClassVar[tuple[str, ...]] = ("wait_s", "ttft_s", "tpot_s", "e2e_s")
 
-    request: IntArray = column("int32", counts=True)
+    request: IntArray = column("int32", is_ascending=True)
     id: npt.NDArray[np.str_] = column("str")
     arrival_s: FloatArray = column("float64")
-    arrival_seq: IntArray = column("int64", counts=True)
+    arrival_seq: IntArray = column("int64", is_ascending=True)
     prompt_tokens: IntArray = column("int32")
     output_tokens: IntArray = column("int32")
     max_tokens: IntArray = column("int32")
@@ -226,14 +233,18 @@ class Requests(ColumnTable):
     preemptions: IntArray = column("int32")
     cached_tokens: IntArray = column("int32")
     after: IntArray | None = optional_column("int32")
-    """Row of the request whose end this turn of a session waited for; -1 for a first turn. Absent without sessions."""
+    """Row of the earlier request whose end this turn of a session waited for; -1 if it waited for none. Absent without
+    sessions.
+    """
     pause_s: FloatArray | None = optional_column("float64")
     """Seconds from the end of the request in row `after` to the sending of this one; 0 for a first turn.
 
     Absent without sessions.
     """
     history_tokens: IntArray | None = optional_column("int32")
-    """Number of leading prompt tokens that repeat the prompt and the answer of request `after`."""
+    """Number of leading prompt tokens that repeat the prompt and the answer of request `after`. Absent without
+    sessions.
+    """
     adapter: IntArray | None = optional_column("int32")
     """Number of the request's adapter (LoRA), from 1; 0 for none. Absent if no request has an adapter."""
     sent_s: FloatArray | None = optional_column("float64")
@@ -243,8 +254,10 @@ class Requests(ColumnTable):
     """
 
     @property
-    def asked_s(self) -> FloatArray:
-        """Time in seconds from which latencies count: `sent_s` if the recording has it, otherwise `arrival_s`."""
+    def received_s(self) -> FloatArray:
+        """Time in seconds at which the server received the request: `sent_s` if the recording has it, otherwise
+        `arrival_s`. Latencies count from this time.
+        """
         return self.arrival_s if self.sent_s is None else self.sent_s
 
     @property
@@ -256,13 +269,13 @@ class Requests(ColumnTable):
 
     @property
     def wait_s(self) -> FloatArray:
-        """Seconds from `asked_s` until the request was first scheduled; NaN if it never was."""
-        return self.first_scheduled_s - self.asked_s
+        """Seconds from `received_s` until the request was first scheduled; NaN if it never was."""
+        return self.first_scheduled_s - self.received_s
 
     @property
     def ttft_s(self) -> FloatArray:
-        """Time to first token in seconds, from `asked_s` to the first output token."""
-        return self.first_token_s - self.asked_s
+        """Time to first token in seconds, from `received_s` to the first output token; NaN if there is none."""
+        return self.first_token_s - self.received_s
 
     @property
     def tpot_s(self) -> FloatArray:
@@ -274,19 +287,23 @@ class Requests(ColumnTable):
 
     @property
     def e2e_s(self) -> FloatArray:
-        """End-to-end time in seconds, from `asked_s` to the last output token."""
-        return self.finished_s - self.asked_s
+        """End-to-end time in seconds, from `received_s` to the end of the request; NaN if it did not end."""
+        return self.finished_s - self.received_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Steps(ColumnTable):
-    """Table of engine steps, one row each. A step is scheduled at `start_s`; its output is processed at `end_s`."""
+    """Table of engine steps, one row each. A step is scheduled at `start_s`; its output is processed at `end_s`.
+
+    Columns ending in `_after` have the state after the output, and -1 if another step is in flight at that time. A
+    recording may lack any column that can be None.
+    """
 
     name: ClassVar[str] = "steps"
 
-    step: IntArray = column("int32", counts=True)
-    schedule_seq: IntArray = column("int64", counts=True)
-    output_seq: IntArray = column("int64", counts=True)
+    step: IntArray = column("int32", is_ascending=True)
+    schedule_seq: IntArray = column("int64", is_ascending=True)
+    output_seq: IntArray = column("int64", is_ascending=True)
     start_s: FloatArray = column("float64")
     end_s: FloatArray = column("float64")
     prefill_tokens: IntArray = column("int32")
@@ -298,25 +315,27 @@ class Steps(ColumnTable):
     free_units: IntArray = column("int32")
     """Number of free units after scheduling, including those with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Number of free units if these would suffice for the head of the queue, but no piece does; otherwise 0."""
+    """Number of free units if they would suffice for the first waiting request but no hole between the extents does;
+    otherwise 0. With a custom allocator, only some of the free units may be unusable.
+    """
     running_after: IntArray | None = optional_column("int32")
-    """Number of running requests after the output of the step; -1 if another step is in flight at that time."""
+    """Number of running requests after the output of the step."""
     waiting_after: IntArray | None = optional_column("int32")
-    """Number of waiting requests after the output of the step; -1 if another step is in flight at that time."""
+    """Number of waiting requests after the output of the step."""
     free_units_after: IntArray | None = optional_column("int32")
-    """Number of free units after the output of the step; -1 if another step is in flight at that time."""
+    """Number of free units after the output of the step."""
     free_window_units: IntArray | None = optional_column("int32")
     """Number of free units in the second pool after scheduling, including cached ones; absent without a second pool."""
     cached_window_units: IntArray | None = optional_column("int32")
     """Number of units in the second pool that only the radix tree holds; absent without a second pool."""
     free_window_units_after: IntArray | None = optional_column("int32")
-    """`free_window_units` after the output of the step; -1 if another step is in flight at that time."""
+    """`free_window_units` after the output of the step."""
     cached_window_units_after: IntArray | None = optional_column("int32")
-    """`cached_window_units` after the output of the step; -1 if another step is in flight at that time."""
+    """`cached_window_units` after the output of the step."""
     swapped_out_units: IntArray | None = optional_column("int32")
-    """Number of units that the step copied to the host; absent without host memory."""
+    """Number of units that the step decided to copy to host memory, by swaps or by offloading."""
     swapped_in_units: IntArray | None = optional_column("int32")
-    """Number of units that the step copied from the host; absent without host memory."""
+    """Number of units that the step decided to copy back from host memory."""
     allocated_bytes: IntArray | None = optional_column("int64")
     reserved_bytes: IntArray | None = optional_column("int64")
     inactive_split_bytes: IntArray | None = optional_column("int64")
@@ -331,15 +350,17 @@ class Schedule(ColumnTable):
 
     name: ClassVar[str] = "schedule"
 
-    step: IntArray = column("int32", counts=True)
+    step: IntArray = column("int32", is_ascending=True)
     request: IntArray = column("int32")
     computed_before: IntArray = column("int32")
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Number of the request's known tokens when the step was scheduled. Only in runs with drafts."""
+    """Number of the request's tokens with known values (prompt and processed outputs) when the step was scheduled. Only
+    in runs with speculative decoding.
+    """
     outputs: IntArray | None = optional_column("int32")
-    """Number of output tokens that the step gave the request. Only in runs with drafts."""
+    """Number of output tokens that the step gave the request. Only in runs with speculative decoding."""
     proposed: IntArray | None = optional_column("int32")
     """Number of tokens drafted after the step. Only if a captured engine knows them before the next step."""
 
@@ -356,8 +377,8 @@ class Memory(ColumnTable):
     name: ClassVar[str] = "memory"
     is_optional: ClassVar[bool] = True
 
-    seq: IntArray = column("int64", counts=True)
-    step: IntArray = column("int32", counts=True)
+    seq: IntArray = column("int64", is_ascending=True)
+    step: IntArray = column("int32", is_ascending=True)
     kind: IntArray = column("uint8", names=MemoryKind)
     request: IntArray = column("int32")
     position: IntArray = column("int32")
@@ -366,7 +387,7 @@ class Memory(ColumnTable):
     requested: IntArray | None = optional_column("int32")
     """Number of units that the request asked for, if the allocator rounds up. Absent if it is always `length`."""
     cached: IntArray | None = optional_column("int32")
-    """Number of units at the beginning of a released table that keep a cached prefix."""
+    """Number of released units, from the first on, that stay in the prefix cache. Only releases use this column."""
     group: IntArray | None = optional_column("int32")
     """KV-cache group of the table; 0 for evictions, which concern no table. Absent with one group."""
     repeat: IntArray | None = optional_column("int32")
@@ -378,13 +399,15 @@ class Memory(ColumnTable):
         return np.zeros(len(self.step), np.int32) if self.group is None else self.group
 
     @property
-    def parts(self) -> npt.NDArray[np.bool_]:
+    def releases_part(self) -> npt.NDArray[np.bool_]:
         """True for each row in which a request releases a part of a table."""
         return np.asarray((self.kind == MemoryKind.RELEASE) & (self.address != WHOLE_TABLE))
 
     @property
-    def ends(self) -> IntArray:
-        """Rows that release whole tables; only the last of those that release a request's tables together."""
+    def end_rows(self) -> IntArray:
+        """Indices of the rows that release whole tables. Of rows that release several tables of a request together, it
+        has only the last.
+        """
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows
@@ -399,8 +422,8 @@ class Copies(ColumnTable):
     """Table of copies between GPU and host, a row for each GPU block, in the order in which the ends of copies are
     reported.
 
-    Rows of one copy are in the order in which its host blocks become idle, which decides evictions. Copies whose end is
-    never reported come last.
+    Rows of one copy are in the order in which its host blocks become idle. The host memory evicts blocks in this order,
+    too. Copies whose end is never reported come last.
     """
 
     name: ClassVar[str] = "copies"
@@ -413,7 +436,7 @@ class Copies(ColumnTable):
     begun_step: IntArray = column("int32")
     """Number of the step that decided on the copy."""
     awaited_step: IntArray = column("int32")
-    """Step that waited for the copy first, because it allocated blocks that were being copied; -1 for none."""
+    """First step that waited for the copy, because it allocated blocks that were being copied; -1 if none waited."""
     reported_step: IntArray = column("int32")
     """Step whose output reported the end of the copy; -1 if the recording ends before."""
     address: IntArray = column("int32")
@@ -432,20 +455,24 @@ class Transfers(ColumnTable):
     kind: IntArray = column("uint8", names=TransferKind)
     request: IntArray = column("int32")
     server: IntArray = column("int32")
-    """Number of the other server, counted separately for prefill and decode servers; -1 if it is not known."""
+    """Number of the other server among the prefill servers, or among the decode servers; -1 if it is not known."""
     begun_seq: IntArray = column("int64")
-    """`seq` at which a load allocates its blocks; for sent blocks, that of the output that ends the request."""
+    """For a load, the `seq` at which its blocks are allocated; for sent blocks, that of the output that ends the
+    request. For a write, its number among the writes of all servers, from 0 on.
+    """
     ended_seq: IntArray = column("int64")
-    """`seq` of the output that reports the end of the transfer; -1 if the recording ends before."""
+    """`seq` of the output that reports the end of the transfer; -1 for a write, and if the recording ends before."""
     begin_s: FloatArray = column("float64")
-    """Time in seconds at which a load begins to use the link, or blocks begin to be kept for another server."""
+    """Time in seconds at which a load begins to use the link, or from which sent blocks are kept for another server.
+    For a write, the time of the first token.
+    """
     end_s: FloatArray = column("float64")
     """Time in seconds at which all blocks are transferred; NaN if the recording ends before."""
     position: IntArray = column("int32")
     """Index in the request's table of the first block that is transferred."""
     blocks: IntArray = column("int32")
     tokens: IntArray = column("int32")
-    """Number of tokens that a load brings; for sent blocks, the number of computed tokens in them."""
+    """Number of tokens that a load brings; for sent or written blocks, the number of computed tokens in them."""
     failed: IntArray = column("int32")
     """Index of the first entry of the request's table that failed to load; -1 for none."""
 
@@ -466,9 +493,10 @@ class PromptImages(ColumnTable):
     tokens: IntArray = column("int32")
     """Number of prompt tokens of the image."""
     embedded: Ragged[np.int64] | None = optional_column("list<int64>")
-    """Ranges of the image's tokens that have an encoder output, as pairs of first token and number of tokens.
+    """Ranges of the image's tokens that have an encoder output, in one flat list: for each range its first token,
+    counted from the beginning of the image, and its number of tokens.
 
-    Empty if all tokens have one. Absent if this is so for every image.
+    The list is empty if all tokens have an output. The column is absent if this is so for every image.
     """
 
     @property
@@ -488,11 +516,11 @@ class EncoderEvents(ColumnTable):
     name: ClassVar[str] = "encoder"
     is_optional: ClassVar[bool] = True
 
-    seq: IntArray = column("int64", counts=True)
-    step: IntArray = column("int32", counts=True)
+    seq: IntArray = column("int64", is_ascending=True)
+    step: IntArray = column("int32", is_ascending=True)
     kind: IntArray = column("uint8", names=ImageEventKind)
     request: IntArray = column("int32")
-    """Request that begins or ceases to hold the image; -1 if the image is computed or evicted."""
+    """Row of the request that begins or ceases to hold the image; -1 if the image is computed or evicted."""
     image: IntArray = column("int32")
 
 

@@ -19,7 +19,9 @@ Packed = list[int | list[int]]
 
 
 def pack(units: IntArray) -> Packed:
-    """Return the addresses `units` in order, with a pair of first and last for those that ascend or descend by one."""
+    """Return the addresses `units` in order. Three or more that ascend or descend by one become a pair of the first and
+    the last.
+    """
     step = np.diff(units)
     goes_on = np.abs(step) == 1
     breaks = ~goes_on

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from kvsim.recording.parquet import TableFile
 
 _MOST_ROWS_CHECKED = 1 << 22
-"""Largest number of rows of a recording that is read back and checked before its folder is renamed.
+"""Largest number of rows of a recording that is read back and checked before its folder gets its final name.
 
-This takes a second or two. The checks of a longer recording need memory for all rows, so they are made when it is read.
+Reading and checking this many rows takes a second or two. A longer recording is checked only when it is read, because
+the checks need memory for all rows.
 """
 _MOST_ROWS_REPLAYED = 200_000
-"""Largest number of rows of a recording that is also replayed before its folder is renamed: in tenths of a second."""
+"""Largest number of rows of a recording that is also replayed then. A replay of this many takes some tenths of a
+second.
+"""
 
 
 class RecordingWriter:
@@ -40,9 +43,10 @@ class RecordingWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        """`path` is the folder to write.
-
-        An existing recording of the same source is replaced; with `overwrite`, a recording of any source.
+        """Args:
+        path: the folder to write.
+        overwrite: True to replace a recording with another `source` (kind of program that made it), too. A recording
+            with the same source is replaced in any case.
         """
         self._target = Path(os.path.realpath(path))
         self._overwrite = overwrite
@@ -55,7 +59,7 @@ class RecordingWriter:
 
         target = self._target
         with self._as_recording_error():
-            self._refuse_anything_else()
+            self._check_replaceable()
             target.parent.mkdir(parents=True, exist_ok=True)
             self._scratch = self._stack.enter_context(scratch_beside(target))
             self._new = self._scratch / "new"
@@ -81,15 +85,16 @@ class RecordingWriter:
             self._files[table.name].append(table)
         self._num_rows += len(table)
 
-    def commit(self, meta: Meta, *, play: Callable[[Recording, Path], object] | None = None) -> Path:
+    def commit(self, meta: Meta, *, replay_check: Callable[[Recording, Path], object] | None = None) -> Path:
         """Finish the recording, and return its folder.
 
         Args:
             meta: provenance of the recording.
-            play: additional check of a short recording, which raises a RecordingError; None for none.
+            replay_check: check of a short recording that replays it, and raises a RecordingError; None for no such
+                check.
 
         Raises:
-            RecordingError: the recording cannot be written, or the target is not a recording of the same source.
+            RecordingError: the recording cannot be written, or the target exists and may not be replaced.
             IntegrityError: the written recording is inconsistent.
         """
         with self._as_recording_error():
@@ -98,12 +103,12 @@ class RecordingWriter:
             for file in self._files.values():
                 file.close(identity)
             (self._new / provenance.FILE_NAME).write_text(provenance.meta_as_text(meta, identity), encoding="utf-8")
-            self._refuse_anything_else(meta.source)
-            self._check_what_was_written(play)
+            self._check_replaceable(meta.source)
+            self._check_what_was_written(replay_check)
             replace_folder(self._new, self._target, self._scratch)
         return self._target
 
-    def _check_what_was_written(self, play: Callable[[Recording, Path], object] | None) -> None:
+    def _check_what_was_written(self, replay_check: Callable[[Recording, Path], object] | None) -> None:
         from kvsim.recording.check import check, check_events  # noqa: PLC0415  as above
         from kvsim.recording.parquet import read_tables  # noqa: PLC0415  as above
 
@@ -112,16 +117,17 @@ class RecordingWriter:
         try:
             recording = read_tables(self._new)
             check(recording, self._new)
-            more_checks = play if play and self._num_rows <= _MOST_ROWS_REPLAYED else check_events
+            more_checks = replay_check if replay_check and self._num_rows <= _MOST_ROWS_REPLAYED else check_events
             more_checks(recording, self._new)
         except RecordingError as error:
             reason = str(error).replace(str(self._new), str(self._target)).rstrip(".")
             raise IntegrityError(f"{reason}; what was recorded does not agree, so nothing was written.") from error
 
-    def _refuse_anything_else(self, source: str = "") -> None:
-        """Raise an error if the target exists and may not be replaced.
+    def _check_replaceable(self, source: str = "") -> None:
+        """Raise a RecordingError if the target exists and may not be replaced.
 
-        It must be a recording, and without `overwrite` one of the same `source`, unless `source` is empty.
+        A target that exists must be a recording. Without `overwrite`, it must have the same `source`; an empty `source`
+        is not compared.
         """
         target = self._target
         if not target.exists():

@@ -48,7 +48,7 @@ class Ledger:
         self.tables: Holdings
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
-        self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.parts.any())
+        self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.releases_part.any())
         """True if tables may free some units before others, so that all operations are in memory as a list."""
         if self.lists_operations:
             self.tables, operations = tables_of_groups(self._memory, num_requests)

@@ -59,7 +59,7 @@ def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
     A move of units is left out: the units are freed and allocated at the same time, and their tokens stay computed.
     """
     held = ledger.tables.residencies
-    first = ~held.is_moved
+    first = ~held.continues_previous
     return held.request[first].astype(np.int64), held.birth_seq[first].astype(np.int64)
 
 

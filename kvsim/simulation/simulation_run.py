@@ -106,7 +106,7 @@ def record_setup(setup: Setup, path: Path, sample_s: Sequence[float] = ()) -> tu
     with RecordingWriter(path) as writer:
         run = SimulationRun(setup, [writer], sample_s=sample_s)
         [measured] = run.finish()
-        writer.commit(run.meta(), play=refuse_contradictions)
+        writer.commit(run.meta(), replay_check=refuse_contradictions)
     return measured, run.samples
 
 

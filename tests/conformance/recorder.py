@@ -99,7 +99,7 @@ class Watch:
             scheduled = driver.next_moment() == SCHEDULED
             if not scheduled and not in_flight:  # whatever was there was aborted
                 continue
-            self._builder.next_seq()
+            self._builder.begin_event()
             self._take_changes()
             if scheduled:
                 is_pipeline = self._workload.pipeline.pipeline_parallel_size > 1
@@ -132,7 +132,7 @@ class Watch:
             node = self._node_of[self._aborts.pop(0)[1]]
             if node <= self._builder.num_requests and self._is_live(node):
                 if self._aborts_have_seq:
-                    self._builder.next_seq()
+                    self._builder.begin_event()
                 self._driver.abort(node)
                 self._take_changes()
                 self._builder.ended(node - 1, RequestStatus.ABORTED, call - 0.5)

@@ -56,7 +56,7 @@ class Script:
         self.output_tokens, self.time_s = output_tokens, 0.0
         for prompt, output in zip(prompt_tokens, output_tokens, strict=True):
             self.builder.arrived("request", 0.0, prompt, output)
-        self.builder.next_seq()
+        self.builder.begin_event()
 
     def compute(self, request: int, before: int, tokens: int) -> None:
         self.builder.scheduled(request, before, tokens, self.time_s)
@@ -74,14 +74,14 @@ class Script:
         columns |= {"waiting": waiting, "preempted": preempted, "free_units": 0, "start_s": self.time_s} | more
         step = self.builder.step(**columns)
         self.time_s += 1
-        self.builder.next_seq()
+        self.builder.begin_event()
         self.builder.output(step, self.time_s)
         for request in finished:
             self.builder.emitted(request, self.time_s, self.output_tokens[request])
             self.builder.ended(request, RequestStatus.FINISHED, self.time_s)
 
     def next_step(self) -> None:
-        self.builder.next_seq()
+        self.builder.begin_event()
 
 
 class PagedEngine:

@@ -15,14 +15,14 @@ def extents(
     for request in range(2):
         builder.arrived(f"r{request}", 0.0, 4, 4)
     for step in range(4):
-        builder.next_seq()
+        builder.begin_event()
         for request in range(2):
             if not step:
                 builder.append_extent(request, 0, 16 * request, 16, 12)
             builder.scheduled(request, step + 3 if step else 0, 1 if step else 4, step * step_s)
         columns = {"prefill_tokens": 0, "decode_tokens": 0, "num_scheduled": 2, "running": 2, "waiting": 3 - step}
         number = builder.step(**columns, preempted=int(step == 2), free_units=8, start_s=step * step_s)
-        builder.next_seq()
+        builder.begin_event()
         builder.output(number, (step + 1) * step_s)
         for request in range(2):
             builder.emitted(request, (step + 1) * step_s)

@@ -167,12 +167,12 @@ def test_a_preempted_request_is_no_second_user_of_its_own_blocks(make_machine: C
 def test_a_prefix_from_before_the_recording_is_nobodys_second_use() -> None:
     builder = RecordingBuilder()
     requests = [builder.arrived(f"r{nth}", 0.0, 4, 1) for nth in range(2)]
-    builder.next_seq()
+    builder.begin_event()
     builder.append_blocks(requests[0], 0, [1])
     builder.share_blocks(requests[1], 0, [2])
     columns = {"prefill_tokens": 0, "decode_tokens": 0, "num_scheduled": 0, "running": 2, "waiting": 0}
     number = builder.step(**columns, preempted=0, free_units=2, start_s=0.0)
-    builder.next_seq()
+    builder.begin_event()
     builder.output(number, 1.0)
     pool = Pool(unit_tokens=4, num_units=4, bytes_per_unit=1)
     meta = Meta(source="vllm", engine={}, gpu="", model={}, policy={"name": "paged"}, pool=pool)
@@ -187,7 +187,7 @@ def test_memory_that_grows_by_the_step_is_held_from_the_step_on_in_which_it_came
         builder = RecordingBuilder()
         builder.arrived("r", 0.0, 4, num_steps)
         for step in range(num_steps):
-            builder.next_seq()
+            builder.begin_event()
             if step == 0:
                 builder.append_extent(0, 0, 0, 4, 4, 1 if at_once else None)
             elif not at_once or step == 1:
@@ -195,7 +195,7 @@ def test_memory_that_grows_by_the_step_is_held_from_the_step_on_in_which_it_came
             builder.scheduled(0, step + 3 if step else 0, 1 if step else 4, float(step))
             columns = {"prefill_tokens": 0, "decode_tokens": 1, "num_scheduled": 1, "running": 1, "waiting": 0}
             number = builder.step(**columns, preempted=0, free_units=0, start_s=float(step))
-            builder.next_seq()
+            builder.begin_event()
             builder.emitted(0, step + 1.0)
             builder.output(number, step + 1.0)
         builder.release(0, num_steps + 3, 0)

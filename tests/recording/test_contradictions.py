@@ -429,7 +429,7 @@ def test_a_retraction_lacks_slots(good: dict[str, Recording]) -> None:
 def test_a_replaced_unit_that_is_not_there(good: dict[str, Recording], column: str, value: int, rule: str) -> None:
     """SGLang's requests free their own copies of what the tree has, unit by unit, for the tree's in the same places."""
     recording = good["slots"]
-    row = np.flatnonzero(recording.memory.parts)[0]
+    row = np.flatnonzero(recording.memory.releases_part)[0]
     values = getattr(recording.memory, column).copy()
     values[row] = value
     with pytest.raises(RecordingError, match=rule):

@@ -30,9 +30,9 @@ class Logging(RecordingBuilder):
     def log(self, *event: Any) -> None:
         self.lines.append(eventlog.line(*event))
 
-    def next_seq(self) -> int:
+    def begin_event(self) -> int:
         self.log("seq")
-        return super().next_seq()
+        return super().begin_event()
 
     def arrived(self, name: str, time_s: float, prompt_tokens: int, max_tokens: int, **more: Any) -> int:
         row = super().arrived(name, time_s, prompt_tokens, max_tokens, **more)

@@ -246,7 +246,7 @@ class Engine:
         self.busy: set[int] = set()
         for request in range(num_requests):
             self.builder.arrived(f"r{request}", 0.0, 1, 1)
-        self.builder.next_seq()
+        self.builder.begin_event()
 
     def act(self, verb: str, request: int, amount: int, turn: int) -> None:
         if verb == "close":
@@ -326,9 +326,9 @@ class Engine:
             ("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted"), 0
         )
         number = self.builder.step(**columns, free_units=len(self.free), start_s=float(self.builder.num_steps))
-        self.builder.next_seq()
+        self.builder.begin_event()
         self.builder.output(number, float(self.builder.num_steps))
-        self.builder.next_seq()
+        self.builder.begin_event()
         self.busy.clear()
 
     def finish(self) -> Recording:
@@ -441,7 +441,7 @@ def growing_batches(draw: st.DrawFn) -> Recording:
         rows = [builder.arrived("r", float(builder.num_steps), 1, 9) for _ in range(num_rows)]
         written = dict.fromkeys(rows, 0)
         for step in range(times + 1):
-            builder.next_seq()
+            builder.begin_event()
             for nth, row in enumerate(rows):
                 if step == 0:
                     builder.append_extent(row, 0, nth * row_units, width, width, 1)
@@ -456,7 +456,7 @@ def growing_batches(draw: st.DrawFn) -> Recording:
             builder.release(row, row_units, 0)
             builder.ended(row, RequestStatus.FINISHED, float(builder.num_steps))
         if draw(st.booleans()):
-            builder.next_seq()
+            builder.begin_event()
             close(builder, num_units)
     pool = Pool(unit_tokens=1, num_units=num_units, bytes_per_unit=1)
     policy = {"name": draw(st.sampled_from(["static", "contiguous"]))}
@@ -466,9 +466,9 @@ def growing_batches(draw: st.DrawFn) -> Recording:
 def close(builder: RecordingBuilder, num_units: int) -> None:
     columns = dict.fromkeys(("prefill_tokens", "decode_tokens", "num_scheduled", "running", "waiting", "preempted"), 0)
     number = builder.step(**columns, free_units=num_units, start_s=float(builder.num_steps))
-    builder.next_seq()
+    builder.begin_event()
     builder.output(number, float(builder.num_steps))
-    builder.next_seq()
+    builder.begin_event()
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -709,7 +709,7 @@ def test_a_recording_without_steps_has_nothing_to_replay(make_meta: Callable[...
 def test_units_that_only_lose_a_prefix_stay_free(make_meta: Callable[..., Meta]) -> None:
     """As at the beginning of a recording of a server that had run before."""
     builder = RecordingBuilder()
-    builder.next_seq()
+    builder.begin_event()
     builder.evict([1, 3])
     close(builder, 4)
     player = Replay(builder.finish(make_meta(4, unit_tokens=2)))
@@ -725,7 +725,7 @@ def test_a_unit_that_loses_its_prefix_while_a_request_holds_it_is_refused(
     """Whoever gives it back first, the one who stays longest counts."""
     builder = RecordingBuilder()
     requests = [builder.arrived(f"r{nth}", 0.0, 4, 1) for nth in range(2)]
-    builder.next_seq()
+    builder.begin_event()
     builder.append_blocks(requests[0], 0, [1, 2])
     if shared:
         builder.share_blocks(requests[1], 0, [1])
@@ -741,9 +741,9 @@ def test_a_unit_that_loses_its_prefix_while_a_request_holds_it_is_refused(
 def test_a_pool_that_nobody_uses_stays_free(make_meta: Callable[..., Meta]) -> None:
     builder = RecordingBuilder()
     builder.arrived("r0", 0.0, 1, 1)
-    builder.next_seq()
+    builder.begin_event()
     builder.step(start_s=0.0)
-    builder.next_seq()
+    builder.begin_event()
     builder.output(0, 1.0)
     player = Replay(builder.finish(make_meta(4, unit_tokens=2)))
     assert player.slots()[:, SlotState.FREE].tolist() == [2, 2, 2, 2]

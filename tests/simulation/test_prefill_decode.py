@@ -80,7 +80,7 @@ def test_a_prompt_is_held_on_both_sides_while_it_is_read(machine: Machine) -> No
     for link in (KvLink(), SLOW):
         [prefill, decode], fleet = serve(machine, 1, 1, link=link)
         memory, steps = prefill.memory, prefill.steps
-        ends = memory.ends
+        ends = memory.end_rows
         freed_s = steps.start_s[np.minimum(memory.step[ends], len(steps) - 1)]
         held_s.append(float(np.mean(freed_s - prefill.requests.finished_s[memory.request[ends]])))
         [clients] = fleet.clients

@@ -18,7 +18,7 @@ from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
 from kvsim.recording import Recording
-from kvsim.recording.check import check_windows
+from kvsim.recording.check import check_window_units
 from kvsim.recording.check_preemptions import check_retractions
 from kvsim.simulation import EngineName, Machine, Measured, measure, simulate
 from kvsim.workload import Workload
@@ -185,6 +185,8 @@ def test_impossible_counts_of_windows_are_refused(column: str, change: int, says
     values[0] += change
     steps = replace(recording.steps, **{column: values})
     with pytest.raises(RecordingError, match=says):
-        check_windows(replace(recording, steps=steps), Path("recording"))
+        check_window_units(replace(recording, steps=steps), Path("recording"))
     with pytest.raises(RecordingError, match="which needs free_window_units"):
-        check_windows(replace(recording, steps=replace(recording.steps, cached_window_units=None)), Path("recording"))
+        check_window_units(
+            replace(recording, steps=replace(recording.steps, cached_window_units=None)), Path("recording")
+        )

@@ -85,7 +85,7 @@ def _lay(
     builder: RecordingBuilder, extents: list[tuple[int, int, int]], step: int, num_sequences: int, free_slots: int
 ) -> None:
     """Record a step that writes `extents`: a sequence, then its padding, each as (request, address, length)."""
-    builder.next_seq()
+    builder.begin_event()
     for request, address, length in extents:
         builder.append_extent(request, position=0, address=address, length=length, requested=length)
         builder.scheduled(request, 0, length, float(step))
@@ -94,6 +94,6 @@ def _lay(
         num_scheduled=len(extents), running=step + 1, waiting=num_sequences - step - 1, preempted=0,
         free_units=free_slots, cached_units=0, unusable_units=0,
     )  # fmt: skip
-    builder.next_seq()
+    builder.begin_event()
     builder.output(step, step + 1.0)
     builder.emitted(extents[0][0], step + 1.0)

@@ -128,7 +128,7 @@ class Events:
 def events_of(replay: Replay) -> Events:
     """Return all events of the replayed recording."""
     requests, memory = replay.recording.requests, replay.recording.memory
-    rows = memory.ends
+    rows = memory.end_rows
     request = memory.request[rows].astype(np.int64)
     last_of_request = np.full(len(requests), -1, np.int64)
     np.maximum.at(last_of_request, request, rows)

@@ -12,9 +12,9 @@ from kvsim.cli.workload_flags import DEFAULT_WORKLOAD
 from kvsim.errors import RecordingError
 from kvsim.importers import workload_of
 from kvsim.recording import RecordedRequests, Recording, find, read, read_requests
-from kvsim.recording import requests_at_hand as requests_at_hand_module
+from kvsim.recording import shipped_requests as shipped_requests_module
 from kvsim.recording.provenance import meta_as_text
-from kvsim.recording.requests_at_hand import as_text, file_of, requests_at_hand
+from kvsim.recording.shipped_requests import as_text, file_of, read_shipped_requests
 from kvsim.recording.tables import Requests
 
 FOLDER = find(DEFAULT_WORKLOAD)
@@ -26,7 +26,7 @@ def test_it_is_what_the_recording_says() -> None:
 
 
 def test_every_column_comes_back() -> None:
-    kept, read_from_parquet = requests_at_hand(FOLDER), read(FOLDER).requests
+    kept, read_from_parquet = read_shipped_requests(FOLDER), read(FOLDER).requests
     assert kept is not None
     for name, _ in Requests.columns():
         ours, theirs = getattr(kept, name), getattr(read_from_parquet, name)
@@ -50,16 +50,16 @@ def test_the_requests_alone_are_served_as_those_of_the_whole_recording() -> None
 
 
 def test_a_damaged_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests_at_hand_module, "_FOLDER", tmp_path)
+    monkeypatch.setattr(shipped_requests_module, "_FOLDER", tmp_path)
     for damaged in ("{", "{}"):
         file_of(DEFAULT_WORKLOAD).write_text(damaged)
-        assert requests_at_hand(FOLDER) is None
+        assert read_shipped_requests(FOLDER) is None
 
 
 def test_a_file_that_is_not_the_one_is_read(tmp_path: Path) -> None:
     copy = tmp_path / DEFAULT_WORKLOAD
     shutil.copytree(find("vllm-h200-llama-3-8b-sharegpt-5"), copy)
-    assert requests_at_hand(copy) is None
+    assert read_shipped_requests(copy) is None
 
 
 @pytest.mark.parametrize("missing", ["steps.parquet", "requests.parquet"])

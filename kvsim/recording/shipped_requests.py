@@ -1,7 +1,8 @@
-"""Read the requests of a recording that comes with kvsim from JSON, without pyarrow.
+"""Read the requests of a recording that comes with kvsim from a JSON file: loading pyarrow takes longer than serving
+them.
 
-Loading pyarrow takes longer than to serve such requests. A file in the folder `at_hand` has the name of a recording,
-the columns of its `requests.parquet`, and a digest of that file. It is used only if the digest is right.
+The folder `request_files` has a file for such a recording, with its name. It contains the columns of the recording's
+`requests.parquet`, and a digest of that file. The JSON file is used only if the digest is right.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from kvsim.recording.tables import Requests
 from kvsim.workload import Ragged
 
-_FOLDER = Path(__file__).parent / "at_hand"
+_FOLDER = Path(__file__).parent / "request_files"
 _DIGEST = "requests.parquet"
 
 
@@ -25,8 +26,8 @@ def file_of(name: str) -> Path:
     return _FOLDER / f"{name}.json"
 
 
-def requests_at_hand(folder: Path) -> Requests | None:
-    """Return the requests of the shipped recording in `folder`; None if its Parquet file must be read."""
+def read_shipped_requests(folder: Path) -> Requests | None:
+    """Return the requests of the shipped recording in `folder`; None if it has no valid JSON file."""
     file = file_of(folder.resolve().name)
     try:
         document = json.loads(file.read_bytes())
