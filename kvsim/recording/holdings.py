@@ -49,11 +49,10 @@ class Deaths:
     """
 
     by_birth_row: IntArray | None
-    """For each memory row, the row that releases what it allocates. None if units of one row may be released at
-    different times.
+    """Row that releases what each memory row allocates. None if units of one row may be released at different times.
     """
     by_extent: IntArray | None = None
-    """For each extent, the row that releases it. None if `by_birth_row` is given."""
+    """Row that releases each extent. None if `by_birth_row` is given."""
 
     def at(self, extents: IntArray | slice) -> Deaths:
         """Return the deaths of some extents, given by indices or a slice. `by_birth_row` is kept whole."""

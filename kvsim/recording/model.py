@@ -143,8 +143,8 @@ class Meta:
     none.
     """
     initial_computed: IntArray | None = None
-    """For each request that the recorder found in a running engine, the largest number of tokens that it had ever had
-    computed. These requests have the first rows of the requests table. None if there were none.
+    """Largest number of tokens that each request had ever had computed, for the requests that the recorder found in a
+    running engine. These have the first rows of the requests table. None if there were none.
 
     A request may have fewer computed tokens when the recording begins, because a preemption may have discarded some.
     """

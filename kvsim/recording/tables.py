@@ -457,8 +457,8 @@ class Transfers(ColumnTable):
     server: IntArray = column("int32")
     """Number of the other server among the prefill servers, or among the decode servers; -1 if it is not known."""
     begun_seq: IntArray = column("int64")
-    """For a load, the `seq` at which its blocks are allocated; for sent blocks, that of the output that ends the
-    request. For a write, its number among the writes of all servers, from 0 on.
+    """`seq` at which a load allocates its blocks; for sent blocks, `seq` of the output that ends the request. For a
+    write, its number among the writes of all servers, from 0 on.
     """
     ended_seq: IntArray = column("int64")
     """`seq` of the output that reports the end of the transfer; -1 for a write, and if the recording ends before."""
