@@ -9,7 +9,7 @@
     ├── PolicyError                 a custom policy broke a rule
     ├── IntegrityError              an allocator lost or doubled slots or blocks: a defect of kvsim
     ├── WorkerDiedError             a worker process was killed
-    ├── DefectError                 the interface failed: a defect of kvsim
+    ├── DefectError                 the terminal interface failed: a defect of kvsim
     └── UsageError                  exit code 2: an invalid setting, flag or argument
         ├── UnknownNameError        a model, GPU, policy or recording that is not listed
         └── MissingExtraError       an optional part of kvsim is not installed
@@ -29,9 +29,9 @@ _MOST_NAMED = 8
 
 
 def shortened(value: object, most: int = 60) -> str:
-    """Return the `repr` of `value`, cut to `most` letters, because values come from files and may be long.
+    """Return the `repr` of `value`, cut to `most` characters, because values come from files and may be long.
 
-    For an integer of very many digits, return the number of its digits in words.
+    For an integer of very many digits, return a phrase with the approximate number of its digits.
     """
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"
@@ -99,7 +99,7 @@ class WorkerDiedError(KvsimError):
     """A worker process was killed; the reason is unknown."""
 
     def __init__(self, under_way: Collection[str]) -> None:
-        """`under_way` are the keys of the calls that were sent to workers and have no result."""
+        """`under_way` are the keys, given by the caller, of the calls that were sent to workers and have no result."""
         self.under_way = frozenset(under_way)
         super().__init__(
             "a worker process was killed, as a machine does when its memory is full; a smaller --jobs needs less of it."
@@ -107,7 +107,7 @@ class WorkerDiedError(KvsimError):
 
 
 class DefectError(KvsimError):
-    """The interface failed: a defect of kvsim."""
+    """The terminal interface failed: a defect of kvsim."""
 
 
 class UsageError(KvsimError):
@@ -127,7 +127,9 @@ class UnknownNameError(UsageError):
     """A name is not listed. The message suggests similar names, or some of the list."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str], *, listed_by: str = "") -> None:
-        """`listed_by` is the command that lists all `known` names, for lists that are too long for a message."""
+        """`kind` is the noun for the thing in the message, such as "model". `listed_by` is the command that lists all
+        `known` names, for lists that are too long for a message.
+        """
         names = sorted(known, key=lambda known_name: (len(known_name) if known_name.isdecimal() else 0, known_name))
         by_folded_name = {known_name.casefold(): known_name for known_name in names}
         # People often write only the last part of a model's name, so "llama-3-8b" is compared with both

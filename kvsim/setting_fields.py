@@ -39,7 +39,7 @@ class Setting:
     section: str = ""
     """Heading in the help; empty for the heading of the class."""
     shown: str | None = None
-    """Default as the help shows it; None to show the default itself."""
+    """Text that the help shows as the default; None to show the default value itself."""
     choices: Mapping[str, Any] | None = None
     """Allowed values, by the words that the flag accepts. If None, every value of the field's type is allowed."""
     requires: str = ""
@@ -117,7 +117,7 @@ class Declared:
 
 @cache
 def settings_in(kind: Any) -> tuple[Declared, ...]:
-    """Return the settings that a dataclass declares."""
+    """Return the settings that a dataclass declares or inherits, in the order of its fields."""
     types = get_type_hints(kind)
     found = []
     for each in fields(kind):

@@ -16,7 +16,8 @@ def begin_pass(engine: Engine) -> None:
     """Count the adapters in use, before waiting sequences are admitted.
 
     With `running_keep_adapters`, these are the adapters of all running sequences, otherwise those of the sequences in
-    this step. If there are more than `max_adapters`, count one failure.
+    this step. If there are more than `max_adapters`, vLLM raises an AssertionError; `State.num_adapter_failures` counts
+    this.
     """
     settings, state = engine.settings, engine.state
     state.num_adapter_passes += 1

@@ -72,7 +72,7 @@ def _element_of(record: type, layout: np.dtype[np.void]) -> type[Element]:
 
 
 def _reader(name: str, dtype: np.dtype[Any], offset: int) -> Callable[[Any], Any]:
-    """Return a function that reads a field of an element; `kind` and `offset` say where it is in memory."""
+    """Return a function that reads a field of type `dtype`, `offset` bytes from the beginning of an element."""
     if dtype.subdtype is not None or dtype.fields:
         return lambda element: element[name]
     unpack = Struct(dtype.char).unpack_from
@@ -87,7 +87,7 @@ _layouts: dict[type, np.dtype[np.void]] = {}
 
 
 def dtype_of(record: type) -> np.dtype[np.void]:
-    """Return the layout of a record in an array."""
+    """Return the NumPy type of an array of this record. Its fields have the names of the record's fields."""
     if record not in _layouts:
         _layouts[record] = _layout_of(record)
     return _layouts[record]
@@ -111,7 +111,7 @@ def make(record: type[Record], size: int, *, compiled: bool) -> Records[Record]:
 
 
 def make_one(record: type[Record], *, compiled: bool) -> Record:
-    """Return one record; with `compiled`, it is the only element of an array."""
+    """Return one record: with default values, or, if `compiled`, an element of an array with zeros."""
     return make(record, 1, compiled=compiled)[0]
 
 

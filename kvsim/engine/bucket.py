@@ -13,7 +13,7 @@ from kvsim.engine.records import Bucket, Bucketed
 
 @part
 def push_back(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
-    """Append record `index` to `bucket`."""
+    """Append record `index`, which is in no bucket, to `bucket`."""
     records[index].previous_in_bucket = bucket.last
     records[index].next_in_bucket = HEAD
     if bucket.last == HEAD:
@@ -25,7 +25,7 @@ def push_back(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
 
 @part
 def remove(records: Records[Bucketed], bucket: Bucket, index: int) -> None:
-    """Remove record `index` from `bucket`."""
+    """Remove record `index` from `bucket`, which must contain it."""
     before, after = records[index].previous_in_bucket, records[index].next_in_bucket
     if before == HEAD:
         bucket.first = after

@@ -1,7 +1,8 @@
-"""The prefill interval of the scheduler: after a step that computes a prompt, the next steps only decode.
+"""The prefill interval of the scheduler (vLLM's `prefill_schedule_interval`): after a step that computes a prompt, the
+next steps only decode.
 
-The interval has no effect if no sequence decodes. It also ends early if the last step that was allowed to compute
-prompts left a waiting sequence that it did not skip.
+The restriction is lifted if no running sequence decodes. It is also lifted if the last step that was allowed to compute
+prompts left a waiting sequence that no step has skipped.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether the step leaves a waiting sequence that it did not skip, unless it must not compute prompts."""
+    """Record whether the step leaves a waiting sequence that no step has skipped. Do nothing in a step that was not
+    allowed to compute prompts.
+    """
     state = engine.state
     if not state.bars_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over
@@ -43,7 +46,9 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Count the step if it computes anything. If it computes a prompt, begin the interval anew."""
+    """Add the step to `State.num_computing_steps` if it computes anything. If it computes a prompt, the interval begins
+    anew.
+    """
     state = engine.state
     if state.num_tokens_in_batch > 0:
         state.num_computing_steps += 1

@@ -4,8 +4,8 @@ The kernels of a step begin as soon as the GPU is free, even while the host stil
 end no earlier than the launch. With asynchronous scheduling, the host schedules a step while the GPU computes the step
 before. It processes an output only if two steps are in flight or nothing is left to schedule.
 
-A run is advanced in slices. A slice ends when another part of the simulation has to act, or when the recorded rows have
-to be drained.
+A run is advanced in slices. A slice ends when the caller of `advance` has to act, or when the caller has to read the
+recorded rows so that there is room for more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
 IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, FAILED, NEWS, LAUNCHED = range(12)
-"""Outcomes of a slice or a moment:
+"""Results of `advance` and `next_moment`, which say why control returns to the caller:
 
 - `IDLE`: nothing is left to do until another request is sent.
 - `SCHEDULED`: a step was scheduled.
@@ -28,19 +28,19 @@ IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, FAIL
 - `FULL`: there may be no room to record another step.
 - `REACHED`: the clock has reached the given time.
 - `ANSWERED`: a request has ended, and its client acts on that.
-- `CHECK`: the caller checks the step that was scheduled.
+- `CHECK`: a step was scheduled, and the caller checks the bookkeeping (`Settings.checking`).
 - `STALLED`: the head of the queue can never be scheduled.
 - `BATCHED`: a static batch was formed.
 - `FAILED`: the run ends here; `State.failure` is the reason.
 - `NEWS`: transfers have begun that other servers must know of.
-- `LAUNCHED`: the step waits for the steps of other ranks.
+- `LAUNCHED`: a step was scheduled that waits for the steps of other ranks.
 """
 _SHARE_AFTER_KERNELS = 0.58
-"""Share of a worker's host time that follows the kernels of a step, in a synchronous pipeline.
+"""Share of a worker's host time that follows the kernels of a step, in a synchronous pipeline: the rest precedes them.
 
-The worker passes its result to the next stage before it prepares the next step. Measured in vLLM 0.25.1 on two hosts
-with two H200: a token of a lone sequence takes 6.2 ms. Two sequences keep the last stage busy for 4.4 to 4.5 ms, of
-which kernels take 2.6 ms.
+The worker passes its result to the next stage before it prepares the next step. The share was chosen so that
+predictions meet a measurement of vLLM 0.25.1 on two hosts with two H200. There a token of a lone sequence takes 6.2 ms.
+Two sequences keep the last stage busy for 4.4 to 4.5 ms, of which kernels take 2.6 ms.
 """
 
 
@@ -96,7 +96,9 @@ def next_arrival_s(engine: Engine) -> float:
 
 @part
 def send_next_requests(engine: Engine, num_users: int) -> None:
-    """Send the next `num_users` requests of the workload, to arrive after the think time (`Settings.think_s`)."""
+    """Send the next requests of the workload, one for each of `num_users` users who have an answer, while any are left.
+    They arrive after the think time (`Settings.think_s`).
+    """
     state = engine.state
     for _ in range(min(num_users, len(engine.lines) - state.num_submitted)):
         engine.times[engine.lines[state.num_submitted].arrived].arrival_s = state.host_s + engine.settings.think_s
@@ -205,7 +207,9 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back_index(engine: Engine) -> int:
-    """Return the index in `Engine.launched` of the step whose tokens the newest step needs; see `Settings.feedback`."""
+    """Return the index in `Engine.launched` of the step whose tokens the newest step needs. Valid only with
+    `Settings.feedback` above 0.
+    """
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
 
@@ -278,7 +282,7 @@ def has_room(engine: Engine) -> bool:
 
 @part
 def record_step(engine: Engine) -> StepShape:
-    """Record the step that was scheduled, except the tokens of each sequence, and return its shape."""
+    """Append a row for the scheduled step to `Engine.steps`, and return the shape of the step."""
     state, encoder = engine.state, engine.encoder.state
     context_tokens = state.context_tokens + 2 * state.num_copied_slots  # a copy reads every byte and writes it again
     shape = StepShape(
@@ -294,7 +298,9 @@ def record_step(engine: Engine) -> StepShape:
 
 @part
 def write_step(engine: Engine, shape: StepShape, padding: int) -> None:
-    """Append a row to `Engine.steps`: the shape of the step, the state of the queues, and the totals of the slots."""
+    """Append a row to `Engine.steps`: the shape of the step, the lengths of the queues, and the totals of the slots.
+    `padding` is the number of padding slots in the pool.
+    """
     state = engine.state
     step = engine.steps[state.num_steps - state.first_step]
     step.seq, step.start_s = state.seq, state.host_s
@@ -326,7 +332,9 @@ def begin_gap(engine: Engine, begin_s: float) -> Gap:
 
 @part
 def write_totals(engine: Engine, row: Step | Gap, padding: int) -> None:
-    """Write the current lengths of the queues and totals of the slots to the row of a step or of a gap."""
+    """Write the current lengths of the queues and totals of the slots to the row of a step or of a gap. `padding` is
+    the number of padding slots in the pool.
+    """
     state = engine.state
     row.running, row.waiting = engine.scheduler.num_running(engine), state.num_waiting
     row.free_units, row.cached_units = engine.memory.free_units(engine), engine.memory.cached_units(engine)

@@ -29,7 +29,9 @@ def check_pipeline(policy: Policy, pipeline: Pipeline, drafts: Drafts | None, *,
 
 
 def check_loads(policy: Paged, pipeline: Pipeline) -> None:
-    """Refuse settings that may admit a request again before the blocks of its last admission are freed."""
+    """Refuse a server that loads KV through a connector if it could admit a preempted request again before the
+    request's blocks are freed. This depends on the number of steps in flight.
+    """
     scheduler = policy.scheduler
     depth = pipeline.most_in_flight(async_scheduling=bool(scheduler.async_scheduling))
     if depth > 2 and not rules_of(scheduler.vllm).spares_busy:
@@ -71,7 +73,9 @@ def check_several_groups(cache: PagedSettings) -> None:
 
 
 def double_free_error() -> UsageError:
-    """Return the error for a run in which SGLang frees window slots twice and goes on with damaged memory."""
+    """Return the error for a run in which SGLang frees the slots of a sliding window twice, and goes on with damaged
+    memory.
+    """
     return UsageError(
         "SGLang frees slots of sliding windows twice in this run, and kvsim does not follow it from there on; leave "
         "--disable-radix-cache out."

@@ -19,7 +19,9 @@ class ConnectorSettings:
     is_store: bool = False
     """True for a store of prefixes; False if prompts are fetched from another server."""
     spares_busy: bool = False
-    """True if a sequence whose blocks could not be freed at once is never preempted."""
+    """True if the scheduler does not preempt a running sequence whose blocks would become free only after steps in
+    flight. It then ends the step instead.
+    """
     recomputes: bool = False
     """True if tokens that fail to load are computed here; False if their request ends with an error."""
     backoff_tokens: int = 0
@@ -51,7 +53,9 @@ class ConnectorState:
     """Number of blocks that have failed to load and have not been reported."""
     num_errors: int = 0
     num_fetched: int = 0
-    """Number of entries of `ConnectorTables.loads` whose loads have started on the link."""
+    """Number of leading entries of `ConnectorTables.loads` whose loads `transfers.begin` has put on the link. Reset
+    when the caller reads the entries.
+    """
     num_fetched_blocks: int = 0
     """Number of blocks in all loads that have started on the link; 0 if `ConnectorSettings.is_timed` is False."""
     num_live: int = 0
@@ -82,13 +86,17 @@ class Transfer:
     rank: Small = 0
     """Order of the request among those whose loads fail in the same step: the smallest rank ends first."""
     loads_from: Small = 0
-    """Index of the first table entry that the current load writes."""
+    """Index of the first entry of the sequence's table that the current load writes."""
     external_tokens: Small = 0
-    """Number of tokens that came through the connector at the last admission or load."""
+    """Number of tokens that came through the connector when blocks were last allocated: at the begin of a load between
+    steps, or at an admission.
+    """
     done_s: float = 0.0
-    """Time, in seconds, at which the load ends or another server has read the kept blocks."""
+    """Time, in seconds, at which a load ends; with `is_kept`, at which another server has read the kept blocks. Valid
+    once it is known.
+    """
     is_load_reported: bool = False
-    """True if the load has been reported as ended, until the scheduler visits the sequence."""
+    """True from the report that the load has ended until the scheduler uses the loaded blocks."""
     has_failed: bool = False
     """True if some of the loaded blocks are bad."""
     is_error: bool = False
@@ -96,17 +104,17 @@ class Transfer:
     is_held: bool = False
     """True if the sequence has ended and its blocks wait for a transfer."""
     begun_seq: int = -1
-    """Event number (`State.seq`) of the begin of the last transfer; -1 if there was none."""
+    """Event number (`State.seq`) of the start of the last transfer; -1 if there was none."""
     ended_seq: int = -1
     """Event number (`State.seq`) of the report that the last transfer has ended; -1 if it was not reported."""
     begin_s: float = 0.0
-    """Time, in seconds, at which the last load begins on the link, or since which the blocks are kept."""
+    """Time, in seconds, at which the last load begins on the link; for kept blocks, at which their request ended."""
     first_entry: Small = 0
     """Index of the first table entry of the last transfer."""
     num_blocks: Small = 0
     """Number of blocks of the last transfer."""
     num_tokens: Small = 0
-    """Number of tokens of the last load; for kept blocks, the number of computed tokens in them."""
+    """Number of loaded tokens; for kept blocks, the number of computed tokens in them."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -116,7 +124,9 @@ class Report:
     sequence: Small = 0
     is_load: bool = False
     reported_in: int = 0
-    """Number of the step whose output reports the end. Calls of the scheduler are counted from 1."""
+    """Number of the step with whose output the end is reported. Every call of the scheduler counts as a step, from 1
+    on.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -129,20 +139,22 @@ class Lane:
 
 @dataclass(slots=True, eq=False, repr=False)
 class BadBlock:
-    """A block that failed to load."""
+    """A block that failed to load (`block` is its id), and the number of the step with whose output this is
+    reported.
+    """
 
     block: int = 0
     reported_in: int = 0
 
 
 class ConnectorTables(NamedTuple):
-    """State of a KV connector."""
+    """Settings, state and lists of a KV connector: the part of `Engine` that only it uses."""
 
     settings: ConnectorSettings
     state: ConnectorState
     transfers: Records[Transfer]
     loads: Numbers
-    """Numbers of the sequences whose loads have begun, in order, until the caller reads them."""
+    """Numbers of the sequences whose loads have begun, in order. The caller reads and removes them."""
     notices: Numbers
     """Numbers of the sequences whose prompts another server need not keep, because nothing is fetched from it."""
     sends: Numbers
@@ -153,9 +165,12 @@ class ConnectorTables(NamedTuple):
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""
     bad_places: Numbers
-    """Indices of the table entries whose blocks fail to load, for one sequence after the other."""
+    """Offsets, from the first loaded table entry, of the blocks that fail to load. The offsets of one sequence are
+    consecutive; see `Transfer.first_bad`.
+    """
     bad_blocks: Records[BadBlock]
+    """Blocks that failed to load and are not reported yet."""
     marks: Numbers
     """Mark of each block, by which bad blocks are found while an output is processed; see `failed_loads`."""
     errors: Numbers
-    """Numbers of the sequences that end with this output because their load failed."""
+    """Numbers of the sequences that end with an error with the output being processed, because their load failed."""

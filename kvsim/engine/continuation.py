@@ -17,7 +17,7 @@ _NOT_COPIED_BY_NAME = (
     *("external", "host", "connector", "radix", "encoder"),  # in `_parts_of`
     *("steps", "outputs", "gaps", "memory_rows"),  # rows that the caller has read
 )
-"""Fields that `moved` does not copy by name. A new field is copied by name; a new tuple of parts has to be added here
+"""Fields of `Engine` that `moved` does not copy by name. A field that is itself a tuple, such as `host`, belongs here
 and in `_parts_of`.
 """
 
@@ -60,8 +60,11 @@ def _copy(old: Any, new: Any, end: int | None = None) -> None:
 
 
 def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
-    """Return `engine`, with more room for rows of the schedule if needed. The capacity is doubled, once, if `num_rows`,
-    the rows that may still change, fill more than half of it. A list of an interpreted engine grows by itself.
+    """Return `engine`, with more room for rows of the schedule if needed. `num_rows` is the number of rows that may
+    still change.
+
+    If they fill more than half of the capacity, the capacity is doubled. In an interpreted engine, only the limit is
+    raised, because its list grows by itself.
     """
     rows, settings = engine.schedule_rows, engine.settings
     if not settings.records_schedule:

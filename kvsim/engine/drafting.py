@@ -15,7 +15,9 @@ from kvsim.engine.state import RUNNING, Engine
 
 @part
 def num_tokens_left(engine: Engine, budget: int) -> int:
-    """Return the part of `budget` that one more sequence may use in the step; 0 or less if there is none."""
+    """Return the number of tokens of `budget` that one more sequence may use in the step, after those that drafting
+    takes for it. At 0 or below, no further sequence fits.
+    """
     slots = engine.settings.draft_budget_tokens
     return budget if slots == 0 else min(budget, engine.state.input_tokens - slots)
 
@@ -36,8 +38,9 @@ def return_tokens(engine: Engine, num_tokens: int) -> None:
 def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence with one token left to compute gets in its first step.
 
-    vLLM adds drafts, which are always rejected, so that the sequence is as long as the other decodes of the step.
-    Return 0 if the padded sequence does not fit; it then waits.
+    vLLM adds padding drafts, which are always rejected, so that the sequence has as many tokens as the decodes in the
+    step. The result is 1 if the step needs no padding, and 0 if the padded sequence does not fit, so that no sequence
+    is admitted.
     """
     settings, state = engine.settings, engine.state
     has_running = state.num_listed > state.num_new_seqs  # a sequence that ran before is in the step
@@ -53,8 +56,8 @@ def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
 
 @part
 def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return the length of a chunk: `num_tokens`, or fewer, so that at least `prompt_ahead_tokens` tokens of the prompt
-    follow the chunk if any do.
+    """Return the length of a chunk: `num_tokens`, or fewer. The chunk is shortened so that either no token of the
+    prompt follows it, or at least `Settings.prompt_ahead_tokens` do, because drafting reads them.
     """
     ahead, rest = engine.settings.prompt_ahead_tokens, sequence.num_tokens - computed - num_tokens
     return max(num_tokens - (ahead - rest), 0) if 0 < rest < ahead else num_tokens
@@ -62,18 +65,20 @@ def unsplit_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
 
 @part
 def num_final_tokens(engine: Engine, num_tokens: int) -> int:
-    """Return how many of the first `num_tokens` tokens no drafting module will compute again."""
+    """Return how many of the first `num_tokens` tokens keep their KV. The draft model will compute the KV of the others
+    again, with the tokens that follow.
+    """
     return max(num_tokens - max(engine.settings.prompt_ahead_tokens - 1, 0), 0)
 
 
 @part
 def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
-    """Return the number of drafts that the scheduled step verifies for a sequence; negative if they are padding, which
-    is always rejected.
+    """Return the number of drafts that the scheduled step verifies for a sequence; as a negative number if they are
+    padding drafts, which are always rejected.
 
-    The step computes all known tokens of the sequence. With asynchronous scheduling, the outputs that it will yield
-    become placeholders. In a step that has admitted the sequence (`is_new`), all its drafts are padding, even those
-    that `long_prefill_token_threshold` has cut off; newer releases of vLLM then raise an AssertionError.
+    With asynchronous scheduling, the sequence also gets a placeholder for each token that the step may yield. In a step
+    that admits the sequence (`is_new`), all its drafts are padding. They count even if `long_prefill_token_threshold`
+    has cut them off; newer releases of vLLM then raise an AssertionError.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
     if is_new and num_verified != sequence.drafts:
@@ -131,7 +136,9 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last `num_tokens` computed tokens as rejected. Their slots stay written until overwritten."""
+    """Count the last `num_tokens` computed tokens as rejected. `State.written` counts their slots until later tokens
+    overwrite them.
+    """
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens
@@ -150,8 +157,8 @@ def num_rejected(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Set the number of drafts that the next step verifies, for each sequence of the step in place `launched`, whose
-    output is being processed; 0 while a prompt is not complete.
+    """Set the number of drafts that the next step verifies, for each running sequence of the step at index `launched`
+    of `Engine.launched`, whose output is being processed; 0 while a prompt is not complete.
     """
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):
@@ -173,7 +180,9 @@ def _num_accepted(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
 
 @part
 def _num_proposed(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of drafts that are proposed next, by the request's list; the largest number if it has none."""
+    """Return the number of drafts that are proposed next, by the request's list; `State.num_drafts` if it has
+    no list.
+    """
     given, most = engine.given_drafts[sequence.number], engine.state.num_drafts
     if given.num_proposed == 0:
         return most

@@ -42,8 +42,8 @@ class Driver:
     ) -> None:
         """Run `engine`, which is `compiled` or interpreted.
 
-        A run of more than one slice continues in the compiled engine that `compile_later` returns; if it returns None,
-        the run stays in `engine`.
+        If the run lasts longer than one slice (see `clock`), it continues in the compiled engine that `compile_later`
+        returns. If that returns None, the run stays in `engine`.
         """
         self.engine = engine
         """The engine in its current state. Its arrays keep the rows of a slice until the next slice begins."""
@@ -59,7 +59,7 @@ class Driver:
         return float(self.engine.state.host_s)
 
     def send(self, number: int, at_s: float) -> None:
-        """Send request `number`. It arrives at `at_s` seconds, which is not earlier than the arrivals sent before."""
+        """Send request `number`, which arrives at `at_s` seconds. No request sent earlier may arrive later."""
         state = self.engine.state
         self.engine.times[number].arrival_s = at_s
         self.engine.lines[state.num_submitted].arrived = number
@@ -75,8 +75,8 @@ class Driver:
         """Send the first request of each of `num_users` users at time 0. The engine sends a user's next request
         `think_s` seconds after each answer.
 
-        Which user sends a request does not matter: requests are sent in the order of the workload. No request of the
-        workload may be refused.
+        Which user sends a request does not matter: requests are sent in the order of the workload. The workload must
+        not contain a refused request (`EnginePlan.refused`).
         """
         self.send_all()
         settings, state = self.engine.settings, self.engine.state
@@ -85,8 +85,10 @@ class Driver:
         state.num_submitted = min(num_users, state.num_submitted)
 
     def advance(self, until_s: float = math.inf) -> int:
-        """Run until the caller has to act; return the outcome (see `clock`). The rows of all calls up to an outcome of
-        `FULL` form one slice. The next call then begins another slice.
+        """Run until the caller has to act; return the reason (see `clock.IDLE`).
+
+        The recorded rows of several calls are collected until a call returns `FULL`: they form a slice. The next call
+        overwrites them.
         """
         if self._is_long and not self._has_asked:
             self._has_asked = True
@@ -115,14 +117,17 @@ class Driver:
         return int(self._act(self.engine, _MOMENT, 0.0))
 
     def has_work(self) -> bool:
-        """Tell whether the next call of `next_moment` schedules a step. If not, it processes an output."""
+        """Tell whether the next call of `next_moment` schedules a step. If not, it processes the oldest output in
+        flight, if there is one.
+        """
         return bool(self.engine.scheduler.has_work(self.engine))
 
     def play(self, kinds: npt.NDArray[Any] | list[int], numbers: npt.NDArray[Any] | list[int]) -> int:
-        """Replay ordered events (see `moments`), whatever the clock says; return the number of replayed events.
+        """Replay ordered events (see `moments`), whatever the clock says; return the number of replayed events, which
+        is smaller if rows must be read first.
 
-        `kinds` has the kinds of the events, and `numbers` the numbers of the sequences that they concern. Both have the
-        same length, which is at most that of `Engine.moments`.
+        `kinds` has the kinds of the events, such as `moments.ADD`, and `numbers` the sequences that they concern, 0 for
+        none. Both have the same length, at most that of `Engine.moments`.
         """
         self.engine.state.num_schedule_rows = 0
         self._begin_slice()
@@ -150,7 +155,9 @@ class Driver:
         return self._listed("running", self.engine.state.num_running)
 
     def holders(self) -> list[int]:
-        """Return the numbers of the sequences that hold memory: running, loading, loaded, or not freed yet."""
+        """Return the numbers of the sequences that hold memory: running ones, waiting ones that load or have loaded
+        blocks, and ended ones whose blocks are not freed yet.
+        """
         if self.engine.memory.name in ("connected", "disaggregated"):
             return self._holders_of_connector()
         if not self.engine.settings.offloads:
@@ -171,7 +178,9 @@ class Driver:
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
-        """Return the number of tokens of each sequence in the step scheduled last, by number, in order."""
+        """Return the number of tokens of each sequence in the step scheduled last, by sequence number, in order of
+        scheduling.
+        """
         size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
@@ -188,7 +197,7 @@ class Driver:
         return [int(lists[index].preempted) for index in range(self.engine.state.num_preempted)]
 
     def sequence(self, number: int) -> Sequence:
-        """Return the record of sequence `number`."""
+        """Return the record in `Engine.sequences` of sequence `number`."""
         return self.engine.sequences[number]
 
     def blocks(self, number: int, group: int = 0) -> list[int]:
@@ -196,12 +205,16 @@ class Driver:
         return self.table(number, group) if self.engine.sequences[number].num_units else []
 
     def table(self, number: int, group: int = 0) -> list[int]:
-        """Return the block ids in the table of sequence `number`, if it has one or its blocks are freed late."""
+        """Return the block ids in the table of sequence `number` in `group`. Unlike `blocks`, this also works after the
+        sequence has given up its table, while its blocks wait for steps in flight.
+        """
         table = table_of(self.engine, self.sequence(number), group)
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """Return the ids of the free blocks in queue order, at most once each even if links are damaged."""
+        """Return the ids of the free blocks in queue order. If the links are damaged, so that they form a cycle, the
+        list ends after the number of all blocks.
+        """
         queue: list[int] = []
         following = listed_column(self.engine.blocks, "next")
         block = following[HEAD]
@@ -211,15 +224,17 @@ class Driver:
         return queue
 
     def skipped(self) -> list[int]:
-        """Return the numbers of the skipped sequences. They are loading, or must be looked up again."""
+        """Return the numbers of the skipped sequences. They wait for a load, or for their next try at admission."""
         return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
-        """Return the numbers of the sequences whose blocks are freed after the steps in flight, in order of freeing."""
+        """Return the numbers of the sequences whose blocks will be freed after steps in flight, in the order in which
+        they will be freed.
+        """
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
-        """Return the copies not reported as ended, by index in `HostTier.jobs`, in order of their begin."""
+        """Return the copies whose end was not reported, by index in `HostTier.jobs`, in order of decision."""
         jobs, record = {}, int(self.engine.host.jobs[NO_JOB].next)
         while record != NO_JOB:
             jobs[record] = self.engine.host.jobs[record]
@@ -227,7 +242,7 @@ class Driver:
         return jobs
 
     def host_slots(self, job: Job) -> list[int]:
-        """Return the host blocks, as numbers from 0, that a copy reads or writes, in order."""
+        """Return the slots of host memory, counted from 0, that a copy reads or writes, in order."""
         engine = self.engine
         if job.is_load:
             sequence = self.sequence(job.sequence)
@@ -240,23 +255,25 @@ class Driver:
         return slots
 
     def blocks_of_job(self, job: Job) -> list[int]:
-        """Return the ids of the GPU blocks that a copy reads or writes, in order, while they belong to its sequence."""
+        """Return the ids of the GPU blocks that a copy reads or writes, in order. For a load, the list is empty if its
+        sequence no longer holds them.
+        """
         if job.is_load:
             return self.blocks(job.sequence)[-job.num_blocks :]
         size, sources = self.engine.host.settings.blocks_per_slot, self.engine.host.sources
         return [int(sources[slot * size + index]) for slot in self.host_slots(job) for index in range(size)]
 
     def report(self, job: int, step: int) -> None:
-        """Report that the copy at index `job` of `HostTier.jobs` has ended, with the output of step `call`. Steps are
-        the scheduler's calls, counted from 1.
+        """Schedule the report that the copy at index `job` of `HostTier.jobs` has ended, with the output of step
+        `step`. Every call of the scheduler counts as a step, from 1 on.
         """
         host_jobs.schedule_report(self.engine, job, step)
 
     def report_transfer(self, number: int, step: int, *, is_load: bool) -> None:
-        """Report that a transfer of sequence `number` has ended, with the output of step `call`.
+        """Schedule the report that a transfer of sequence `number` has ended, with the output of step `step`.
 
-        With `is_load`, a load of the sequence has ended; otherwise another server has read its blocks. Steps are the
-        scheduler's calls, counted from 1.
+        With `is_load`, a load of the sequence has ended; otherwise another server has read its blocks. Every call of
+        the scheduler counts as a step, from 1 on.
         """
         connected.report(self.engine, self.sequence(number), is_load, step)
 
@@ -274,7 +291,9 @@ class Driver:
         return loads, freed
 
     def wake_s(self) -> float:
-        """Return the time in seconds at which an engine without work goes on by itself; infinity if it does not."""
+        """Return the time in seconds at which an engine without work acts next, if nothing happens outside before;
+        infinity if never.
+        """
         engine = self.engine
         if engine.memory is static_batch.RECTANGLE:
             return float(static_batch.next_chance_s(engine))
@@ -283,7 +302,9 @@ class Driver:
         return float(clock.next_arrival_s(engine))
 
     def last_step(self) -> tuple[StepShape, float]:
-        """Return the shape of the step that was scheduled last, which may have no tokens, and its start in seconds."""
+        """Return two things about the step that was scheduled last: its shape, all 0 if the step has no tokens; and the
+        host's time when it was scheduled, in seconds.
+        """
         state = self.engine.state
         if state.num_in_batch == 0:
             return StepShape(0, 0, 0, 0, 0), float(state.host_s)
@@ -313,7 +334,7 @@ class Driver:
             engine.memory.poll_transfers(engine)
 
     def skip_to(self, at_s: float) -> None:
-        """Advance the clock of an engine without work to `at_s` seconds, if it is earlier."""
+        """Advance the clock of an engine without work to `at_s` seconds. Do nothing if the clock is later already."""
         state = self.engine.state
         state.host_s = max(float(state.host_s), at_s)
 
@@ -333,12 +354,16 @@ class Driver:
         transfers.expect_end(self.engine, self.sequence(number))
 
     def use_slots(self, slots: list[int]) -> None:
-        """Mark idle host blocks, given as numbers from 0, as just used, in this order."""
+        """Mark idle slots of host memory, counted from 0, as used in this order, so that the last one is
+        evicted last.
+        """
         for slot in slots:
             host_pool.use(self.engine, host_pool.block_of(slot))
 
     def changes(self) -> list[MemoryRow]:
-        """Return the changes of ownership in the last slice or action, in order."""
+        """Return the changes of ownership since the recorded rows were last discarded, in order. Empty if they are not
+        recorded.
+        """
         return [self.engine.memory_rows[index] for index in range(self.engine.state.num_memory_rows)]
 
     def _begin_slice(self) -> None:
@@ -364,7 +389,11 @@ def act_on_batch(engine: Engine, action: int, argument: float) -> int:  # noqa: 
 
 @part
 def act(engine: Engine, action: int, argument: float) -> int:
-    """Run one action. `argument` is the time in seconds for `_ADVANCE`, the number of events for `_PLAY`."""
+    """Run one action, which is `_ADVANCE`, `_MOMENT` or `_PLAY`. `argument` is the time in seconds for `_ADVANCE`, and
+    the number of events for `_PLAY`.
+
+    Return the outcome (see `clock.IDLE`); for `_PLAY`, the number of replayed events.
+    """
     outcome = 0
     if action == _ADVANCE:
         outcome = clock.advance(engine, argument)
@@ -379,7 +408,9 @@ def act(engine: Engine, action: int, argument: float) -> int:
 
 @part
 def look_up(engine: Engine, action: int, argument: float) -> int:  # noqa: ARG001
-    """Return the number of leading tokens of the prompt of sequence `argument` that the prefix cache holds."""
+    """Return the number of leading tokens of a prompt that the prefix cache holds. `argument` is the number of the
+    sequence: all compiled actions have the same signature.
+    """
     return prefix_hits.find(engine, engine.sequences[int(argument)])
 
 

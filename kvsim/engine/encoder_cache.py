@@ -2,7 +2,8 @@
 
 A step encodes an image as a whole, before it computes the image's tokens in the prompt. If the step's budget or the
 cache has no room for an image, the chunk of the prompt is cut right before it. Equal images are encoded once, and
-shared. Images that no sequence uses are evicted when room is needed, in the order in which they became unused.
+shared. Images that no sequence uses are evicted when room is needed, in the order in which they became unused. An
+occurrence of an image in a prompt is called an input.
 
 `plan` cuts a chunk and chooses the images to encode for it. `encode` puts them into the cache when the chunk is
 scheduled.
@@ -78,7 +79,9 @@ def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> 
 
 @part
 def _reuse(engine: Engine, sequence: Sequence, index: int) -> bool:
-    """Tell whether the image of input `index` is planned or cached. A cached image gets the sequence as a user."""
+    """Tell whether the image of input number `index` is already planned for this chunk or cached. If it is cached, the
+    sequence becomes a user of it.
+    """
     image = engine.encoder.images[engine.encoder.inputs[index].content]
     if image.planned_in == engine.encoder.state.num_plans:
         if engine.settings.counts_repeated_images:
@@ -101,8 +104,8 @@ def _add_to_plan(engine: Engine, index: int) -> None:
 
 @part
 def _make_room(engine: Engine, num_tokens: int) -> bool:
-    """Evict unused images until the cache has room for `num_tokens` outputs; return False if it has too few unused
-    ones, or the step too small a budget.
+    """Make room in the cache for `num_tokens` encoder outputs, by evicting unused images. Return False, and evict
+    nothing, if evictions do not suffice or if the step's budget is too small.
     """
     state = engine.encoder.state
     if num_tokens > state.budget - state.planned_tokens:
@@ -127,7 +130,7 @@ def _make_room(engine: Engine, num_tokens: int) -> bool:
 
 @part
 def _tokens_before(engine: Engine, image_input: EncoderInput, computed: int, num_tokens: int) -> int:
-    """Return the length of a chunk that is cut because there is no room for the image at `image_input`."""
+    """Return the length of a chunk that is cut because there is no room for the image of `image_input`."""
     if engine.settings.cuts_before_images:
         return min(num_tokens, image_input.offset - computed) if computed < image_input.offset else 0
     return max(0, image_input.offset - computed - engine.settings.prompt_ahead_tokens)
@@ -178,12 +181,12 @@ def return_budget(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
-    """Release the images whose tokens the step in place `launched` has computed. The output of this step is being
-    processed.
+    """Release images whose tokens were computed by the step at index `launched` of `Engine.launched`. The output of
+    this step is being processed.
 
-    One call does this for some of the step's sequences: from index `begin` of its list up to sequence `number`; up to
-    the end if `number` is 0. The `wrong` rejected drafts of sequence `number` do not count as computed. Return the
-    index at which the next call continues.
+    One call does this for some of the step's sequences: from the one at index `begin` up to the one with this `number`;
+    up to the last if `number` is 0, which is no sequence. The `wrong` rejected drafts of sequence `number` do not count
+    as computed. Return the index at which the next call continues.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:
@@ -219,7 +222,9 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether a sequence uses an image for input `index`; with `any_place_frees`, for any input with it."""
+    """Tell whether a sequence uses the image of input number `index` for this input; with `any_place_frees`, for any
+    input with the same image.
+    """
     image_input = engine.encoder.inputs[index]
     return image_input.is_held or (
         engine.settings.any_place_frees and engine.encoder.inputs[image_input.first_same].is_user
@@ -228,7 +233,9 @@ def _is_in_use(engine: Engine, index: int) -> bool:
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Record that a sequence uses an image for input `index`. The first such input makes it a user."""
+    """Record that a sequence uses an image for input number `index`. The sequence becomes a user of the image unless it
+    is one already.
+    """
     image_input = engine.encoder.inputs[index]
     first = engine.encoder.inputs[image_input.first_same]
     if not first.is_user:
@@ -243,7 +250,9 @@ def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _release(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Release an image for the input at `index` of a sequence. An image without users can be evicted."""
+    """Record that a sequence no longer uses an image for input number `index`. When the sequence stops being a user, an
+    image without other users can be evicted.
+    """
     image_input = engine.encoder.inputs[index]
     first = engine.encoder.inputs[image_input.first_same]
     if image_input.is_held:

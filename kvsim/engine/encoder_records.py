@@ -1,4 +1,6 @@
-"""State of the encoder cache: occurrences of images in prompts (inputs), and distinct images."""
+"""State of the encoder cache. An input is an occurrence of an image in a prompt; several inputs may have the same
+image.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class EncoderState:
     budget: int = 0
     """Number of encoder outputs that the step being scheduled may still compute."""
     num_plans: int = 0
-    """Number of calls of `encoder_cache.plan`, one for each chunk that the scheduler plans, since the run began."""
+    """Number of calls of `encoder_cache.plan` since the run began. Each call plans one chunk, and its number marks the
+    images of the plan (`EncodedImage.planned_in`).
+    """
     num_planned: int = 0
     """Number of inputs in the last plan."""
     planned_tokens: int = 0
@@ -38,7 +42,9 @@ class EncoderState:
     step_tokens: int = 0
     """Number of encoder outputs that the step being scheduled computes."""
     step_pairs: int = 0
-    """Sum of the squared numbers of encoder outputs of the images that the step being scheduled computes."""
+    """Attention pairs of the encoder in the step being scheduled: the squared numbers of outputs of its
+    images, summed.
+    """
     num_encoded: int = 0
     """Number of images computed since the run began."""
     num_holds: int = 0
@@ -90,7 +96,9 @@ class EncodedImage(Linked):
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncoderRow:
-    """One event: a row of the recording's table of encoder events."""
+    """Row of the recording's table of encoder events: event number, step, kind (`ImageEventKind`), index of the request
+    (-1 for none), and number of the image.
+    """
 
     seq: int = 0
     step: int = 0
@@ -108,13 +116,19 @@ class EncoderCache(NamedTuple):
     first_inputs: Numbers
     """Index of the first input of each sequence, and at the end the index after the last input."""
     runs: Numbers
-    """Ranges of tokens that take an encoder output: offset from the begin of the occurrence, and length."""
+    """Ranges of tokens that take an encoder output, as pairs: entry `2 * i` is the offset of range `i` from the first
+    token of the occurrence, entry `2 * i + 1` its length.
+    """
     images: Records[EncodedImage]
     """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers
-    """Indices of the inputs in the last plan. An index is negated if the image is planned for an earlier input."""
+    """Indices of the inputs in the last plan. An index is negated if an earlier input of the same chunk has the same
+    image, so that the image is not encoded again.
+    """
     evicted: Numbers
-    """Numbers of the images that the current step has evicted, in order, as far as the list has room."""
+    """Numbers of the images that the current step has evicted, in order. Images beyond the length of the array are not
+    listed.
+    """
     rows: Records[EncoderRow]
     """Events since the caller last read them; empty if they are not recorded."""
 

@@ -27,7 +27,7 @@ class ExternalState:
     num_deferred: int = 0
     num_prefilling: int = 0
     num_idle_calls: int = 0
-    """Number of the scheduler's latest consecutive calls without effect."""
+    """Number of consecutive calls of the scheduler, up to the last one, that changed nothing."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -41,7 +41,9 @@ class ExternalSequence:
     free_after: int = 0
     """Number of the step with whose output the blocks of the sequence are freed."""
     dead_tokens: Small = 0
-    """Number of the sequence's computed tokens in blocks that are freed late, after steps in flight."""
+    """Number of computed tokens that the sequence had when it gave up its blocks, which are freed only after steps in
+    flight.
+    """
 
 
 class ExternalKV(NamedTuple):
@@ -50,9 +52,13 @@ class ExternalKV(NamedTuple):
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Numbers of the sequences that load or compute their prompt, for the rest of which blocks are reserved."""
+    """Numbers of the sequences that load or compute their prompt. Blocks are reserved for the parts of these prompts
+    that have no blocks yet.
+    """
     deferred: Numbers
-    """Numbers of the sequences whose blocks wait for steps in flight, in the order of their releases."""
+    """Numbers of the sequences whose blocks will be freed after steps in flight, in the order in which they will be
+    freed.
+    """
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:

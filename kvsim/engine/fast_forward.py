@@ -34,8 +34,8 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _try_to_skip(engine: Engine, index: int) -> bool:
-    """Let the scheduler skip the sequence at `index` of `Engine.running` if it only decodes; tell whether it is
-    skipped.
+    """Let the scheduler skip the sequence at `index` of `Engine.running` from now on, if it only decodes; tell whether
+    it is skipped.
     """
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, num_awaited = sequence.computed, 1 if settings.ahead else 0
@@ -55,8 +55,8 @@ def _try_to_skip(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, launched: int) -> None:
-    """Apply the steps up to number `launched` that the scheduler skipped to the sequence at `index` of
-    `Engine.running`.
+    """Update the sequence at `index` of `Engine.running` as if the scheduler had visited it in every step up to number
+    `launched`. Do nothing if it is not quiet.
     """
     if engine.quiet_until[index] == 0:
         return

@@ -25,7 +25,9 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Copy a sequence's host blocks after its first `hit_tokens` tokens to the GPU; free all of its host blocks."""
+    """Free the host blocks of a sequence that is admitted again. The blocks after its first `hit_tokens` tokens are
+    copied to the GPU first.
+    """
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits

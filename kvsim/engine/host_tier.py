@@ -1,6 +1,7 @@
 """State of a second tier in host memory, as in vLLM 0.25.1's native offload; see `offload`.
 
-An engine without a second tier has an empty tuple instead, and its compiled code has no code for it.
+The tier has slots for host blocks. A host block is as large as one or more GPU blocks. An engine without a second tier
+has an empty tuple instead, and its compiled code has no code for it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.records import Linked, Small
 
 RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
-"""Lists of host blocks. A list's number is also the index of the record of its head.
+"""Lists of host blocks, as indices in `HostTier.lists`. Each list is doubly linked from a head record, which has the
+same index in `HostTier.blocks`.
 
 LRU uses only `RECENT`, for blocks that no copy reads or writes. ARC uses all four, for all blocks.
 """
@@ -64,9 +66,11 @@ class HostState:
     """Numbers of the second tier that change from step to step."""
 
     num_used: int = 0
-    """Number of slots that were ever allocated. Slots that never were are allocated first, in order."""
+    """Number of slots that were ever allocated. While some were not, the next slot in order is allocated."""
     last_evicted: int = 0
-    """Index of the host block evicted last, whose slot is allocated next once all slots have been used."""
+    """Index of the host block evicted last: head of a stack of blocks without contents, linked by `next`. Once all
+    slots were used, the next block is taken from it.
+    """
     num_free: int = 0
     num_ghosts_used: int = 0
     last_free_ghost: int = 0
@@ -90,24 +94,28 @@ class HostState:
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostBlock(Linked):
-    """One host block; or a ghost, in which ARC remembers the key of an evicted block."""
+    """Host block with the data of one slot. With ARC, a record can instead be a ghost: only the key of an evicted
+    block.
+    """
 
     key: int = 0
     readers: Small = 0
-    """Number of loads that read the block; `WRITING` while a store writes it."""
+    """Number of loads that read the block; `WRITING` while a store writes it, and for a ghost."""
     in_list: Small = 0
     """Index of the list that contains the block; -1 for none."""
     next_in_bucket: Small = 0
-    """Index of the next record in its bucket; 0 for none."""
+    """Index of the next block in the same bucket of the hash table (`HostTier.buckets`); 0 for none."""
     spared_in: int = 0
-    """Value of `HostState.num_sparings` when the block was last protected from eviction."""
+    """Value of `HostState.num_sparings` when the block was last protected from eviction. It is protected while the two
+    are equal.
+    """
     next_of_job: Small = 0
-    """Index of the next host block that the same store writes."""
+    """Index of the next host block that the same store writes; `NO_HOST_BLOCK` after the last one."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostList:
-    """Length of a list of host blocks."""
+    """Lengths of one list of host blocks."""
 
     length: int = 0
     num_idle: int = 0
@@ -130,15 +138,19 @@ class Job(Linked):
     num_blocks: Small = 0
     """Number of GPU blocks that are copied."""
     begun_step: Small = 0
-    """Number of the recorded step that decided the copy. Recorded steps are counted from 0."""
+    """Number of recorded steps when the copy was decided: the number, from 0, of the recorded step that decides it."""
     awaited_step: Small = 0
-    """Number of the first recorded step that had to wait for the copy; -1 if none had to."""
+    """Number, among recorded steps from 0, of the first step that had to wait for the copy; -1 if none had to."""
     decided_in: int = 0
     """Number of the scheduler's call that decided the copy, counted from 1."""
     awaited_in: int = 0
-    """Number of the last call of the scheduler whose step had to wait for the copy."""
+    """Number, among the scheduler's calls from 1, of the last call whose step had to wait for the copy; 0 if none had
+    to.
+    """
     reported_in: int = 0
-    """Number of the scheduler's call with whose output the end of the copy is reported."""
+    """Number, among the scheduler's calls from 1, of the call with whose output the end of the copy is reported; 0
+    until that is known.
+    """
     next_reported: Small = 0
     is_on_link: bool = False
     done_s: float = 0.0
@@ -146,7 +158,7 @@ class Job(Linked):
 
 @dataclass(slots=True, eq=False, repr=False)
 class CopyRow:
-    """One GPU block of a copy: a row of the recording's table of copies."""
+    """Row of the recording's table of copies, for one GPU block. The fields are the table's columns."""
 
     copy: Small = 0
     kind: Small = 0
@@ -164,14 +176,16 @@ class HostSequence:
 
     num_jobs: Small = 0
     stored: Small = 0
-    """Number of leading host blocks of the request that are stored already, or will not be stored."""
+    """Number of leading host blocks of the request that the offload has dealt with: each is stored, is being stored, or
+    was left out.
+    """
     num_stamped: Small = 0
-    """Number of first entries of the request's table for whose blocks `HostTier.allocated_in` is set."""
+    """Number of leading entries of the request's table whose blocks have a current value in `HostTier.allocated_in`."""
     preempted_in: int = 0
 
 
 class HostTier(NamedTuple):
-    """State of a second tier."""
+    """Settings, state and lists of the second tier: the part of `Engine` that only it uses."""
 
     settings: HostSettings
     state: HostState
@@ -181,11 +195,15 @@ class HostTier(NamedTuple):
     buckets: Numbers
     """Index of the first record in each bucket of the hash table of keys."""
     sources: Numbers
-    """Ids of the GPU blocks from which each slot is copied, one slot after the other."""
+    """Ids of the GPU blocks from which each slot was stored, flat: `HostSettings.blocks_per_slot` entries for each
+    slot.
+    """
     jobs: Records[Job]
     """Copies. Those not reported as ended are linked in order of their numbers, after the head, record 0."""
     sequences: Records[HostSequence]
     allocated_in: Numbers
     """Number of the scheduler's call, counted from 1, that last allocated each GPU block."""
     copy_rows: Records[CopyRow]
-    """Copies that were reported in this slice of the run; empty if they are not recorded."""
+    """Rows of the copies that were reported in this slice of the run, one for each GPU block; empty if they are not
+    recorded.
+    """

@@ -34,7 +34,7 @@ def earlier(engine: Engine, place: int) -> int:
 
 @part
 def add_tokens(engine: Engine, place: int, sequence: Sequence, num_tokens: int) -> None:
-    """Record that the step in `place` computes `num_tokens` tokens of a sequence."""
+    """Record that the step at index `place` of `Engine.launched` computes `num_tokens` tokens of a sequence."""
     step = engine.launched[place]
     index = place * engine.settings.max_num_seqs + step.num_computing
     engine.computing[index], engine.computing_tokens[index] = sequence.number, num_tokens
@@ -44,7 +44,7 @@ def add_tokens(engine: Engine, place: int, sequence: Sequence, num_tokens: int) 
 
 @part
 def settle_tokens(engine: Engine, place: int) -> None:
-    """Subtract the tokens of the step in `place` from those in flight, because its output is processed."""
+    """Subtract the tokens of the step at `place` from `Sequence.in_flight`, because its output is processed."""
     first = place * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[place].num_computing):
         engine.sequences[engine.computing[index]].in_flight -= engine.computing_tokens[index]

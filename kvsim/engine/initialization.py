@@ -62,7 +62,9 @@ STEPS_PER_SLICE = 1 << 14
 FIRST_ROWS = 1 << 16
 """Initial capacity of each table of recorded rows."""
 _MOST_LISTED = 1 << 24
-"""Largest number of integers in a list of an interpreted engine. More are in an array: slower, but smaller."""
+"""Largest number of integers in a list of an interpreted engine. If there are more, they are in a NumPy array, which is
+slower, but smaller.
+"""
 _ONE_STAGE = Pipeline()
 
 
@@ -88,21 +90,27 @@ class EnginePlan:
     """The KV-cache groups of the model; None for full attention in all layers."""
     pipeline: Pipeline = _ONE_STAGE
     retention_tokens: int | None = None
-    """Tokens between the boundaries at which windows and states are kept for hits; None for all boundaries."""
+    """Number of tokens from one boundary to the next, at which blocks of windows and recurrent states stay in the
+    prefix cache; None if they stay at all block boundaries.
+    """
     answers: bool = False
-    """True if the engine stops whenever a request has ended, so that its client can act on the answer."""
+    """True if `Driver.advance` returns whenever a request has ended, so that its client can act on the answer."""
     lockstep: bool = False
-    """True if the engine stops at every step, because it waits for the steps of other ranks."""
+    """True if `Driver.advance` returns after every step, because the steps of data-parallel ranks wait for
+    each other.
+    """
     stamp_at_entry: bool = False
-    """True if a request's recorded arrival is when the engine has added it; False: when it was sent."""
+    """True if the recorded arrival of a request is the time when the engine has queued it. False if it is the time when
+    the client sent it.
+    """
     records_memory: bool = False
     records_schedule: bool = False
     copies_are_timed: bool = True
     """True if the engine's clock decides when a copy between GPU and host ends; False if the caller reports it."""
     checking: bool = False
-    """True if the engine stops at every step, so that the caller can check its bookkeeping."""
+    """True if `Driver.advance` returns after every step, so that the caller can check the bookkeeping."""
     reports: bool = False
-    """True to record evictions, duplicates and retractions in SGLang's cache."""
+    """True to record the events of SGLang's cache (`RadixTables.events`): evictions, duplicates and retractions."""
     window_tokens: int = 0
     """Number of tokens in the attention window, if SGLang has a separate pool for windows; 0 if not."""
     num_window_units: int = 0
@@ -113,7 +121,7 @@ class EnginePlan:
     encoding: Encoding | None = None
     """Images of the prompts, and limits of their encoder; None without images."""
     connector: Connector | None = None
-    """Exchange of KV with a store or with other servers; None if there is none."""
+    """Settings and requests of a KV connector, which gets KV from a store or another server; None if there is none."""
     rules: CustomRules | None = None
     """Decisions of a custom policy in Python; None for a built-in policy."""
     eviction: OptimalEviction | None = None
@@ -121,7 +129,7 @@ class EnginePlan:
 
     @property
     def most_unsure(self) -> int:
-        """Largest number of tokens of a sequence that may turn out not to be computed; see `totals`."""
+        """Largest number of last tokens of a sequence that may or may not be computed before it ends; see `totals`."""
         ahead = isinstance(self.policy, Paged) and self.policy.scheduler.async_scheduling
         return 1 if self.drafts is None else (1 + ahead) * (1 + self.drafts.num_tokens) - 1
 
@@ -171,7 +179,9 @@ class EnginePlan:
 
     @property
     def _tokens_ahead(self) -> int:
-        """Largest number of slots that a sequence may have for tokens after its end."""
+        """Largest number of tokens after its last token for which a sequence may have slots, because its end is noticed
+        late or because of drafts.
+        """
         if not isinstance(self.policy, Paged):
             return 0
         ahead = self.pipeline.tokens_ahead(async_scheduling=self.policy.scheduler.async_scheduling)
@@ -224,7 +234,9 @@ class EnginePlan:
         )
 
     def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
-        """Return empty lists of the running sequences and of the steps in flight, with `batch` entries per step."""
+        """Return fields of `Engine` by name: empty lists for the running sequences, and for the sequences of each step
+        in flight. `batch` is the largest number of sequences.
+        """
         zeros, in_flight = partial(_zeros, compiled=compiled), settings.most_in_flight * batch
         counted = in_flight if settings.counts_flight else 0
         return {
@@ -369,9 +381,10 @@ def _numbers_of_drafts(drafts: Drafts | None, *, compiled: bool) -> Numbers:
 
 
 def _write_free_ranges(engine: Engine, policy: Contiguous, num_units: int) -> int:
-    """Write the free ranges of an empty contiguous memory; return their number.
+    """Write the free ranges of an empty contiguous memory to `Engine.holes`; return their number.
 
-    This is one range; with the buddy allocator, the largest powers of two that fill the memory.
+    There is one range. With the buddy allocator, there is one for each power of two of which `num_units` is the sum,
+    the largest first.
     """
     pieces, start = [(0, num_units)], 0
     if policy.cache.fit == "buddy":

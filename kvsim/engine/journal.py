@@ -11,7 +11,7 @@ from kvsim.engine.state import NO_KEY, Engine
 _APPEND, _SHARE, _RELEASE, _EVICT = (int(kind) for kind in MemoryKind)
 _NO_REQUEST = -1
 _WHOLE_TABLE = -1
-"""Address in a row that frees a whole table."""
+"""Value of the column `address` in a row that frees a request's whole table."""
 
 
 @part
@@ -39,8 +39,10 @@ def evict(engine: Engine, begin: int, end: int) -> None:
 def append_extent(
     engine: Engine, sequence: Sequence, position: int, address: int, length: int, requested: int, repeat: int
 ) -> None:
-    """Record that a sequence asked for `requested` slots and got the `length` slots from `address` on. In each of the
-    next `repeat - 1` steps, it gets the next `length` slots.
+    """Record that a sequence asked for `requested` slots and got `length` slots, from `address` on.
+
+    With a `repeat` above 1, the row stands for several steps: each step adds `length` slots, directly after those of
+    the step before.
     """
     if engine.settings.records_memory:
         write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, repeat)
@@ -48,10 +50,11 @@ def append_extent(
 
 @part
 def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int, num_cached: int) -> None:
-    """Record that a sequence frees its table, `Engine.entries[begin:end]`. The first `num_cached` blocks stay in the
-    prefix cache.
+    """Record that a sequence frees its table of `group`, which is `Engine.entries[begin:end]`. The first `num_cached`
+    blocks stay in the prefix cache.
 
-    In a group with `keeps_some`, each block gets a row of its own, followed by one row for the empty table.
+    If only some full blocks of the group are cached (`Group.keeps_some`), each block gets a row of its own. One more
+    row then frees the empty table.
     """
     if not engine.settings.records_memory:
         return
@@ -70,7 +73,7 @@ def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int
 
 @part
 def release_extent(engine: Engine, sequence: Sequence, num_units: int) -> None:
-    """Record that a sequence freed its extent of `num_units` units."""
+    """Record that a sequence freed all `num_units` units of its extent."""
     if engine.settings.records_memory:
         write(engine, _RELEASE, 0, sequence.number - 1, 0, _WHOLE_TABLE, num_units, num_units, 0, 1)
 
@@ -102,10 +105,10 @@ def scheduled(engine: Engine, sequence: Sequence, computed_before: int, tokens: 
 
 @part
 def count_outputs(engine: Engine, sign: int) -> None:
-    """Count how many tokens the oldest step's output gives each sequence, in the sequence's row of the schedule.
+    """Count in the schedule how many tokens the oldest step's output gives each sequence.
 
-    Call it with `sign` -1 before the output is processed and with 1 after: each call adds `sign` times the number of
-    known tokens.
+    Call it before the output is processed, with `sign` -1, and after it, with `sign` 1. Each call adds `sign` times the
+    number of known tokens to `ScheduleRow.outputs`. So the sum is the number of new tokens.
     """
     state, rows = engine.state, engine.schedule_rows
     index = state.num_schedule_rows - 1
@@ -130,7 +133,9 @@ def list_batch(engine: Engine) -> None:
 
 @part
 def extends_row(engine: Engine, sequence: Sequence, computed_before: int, tokens: int) -> bool:
-    """Tell whether the latest schedule row of a sequence can count this step, too, by its `repeat`."""
+    """Tell whether the latest schedule row of a sequence can be extended by this step: it ends with the step before,
+    and has the same number of tokens. Always False with drafts.
+    """
     open_row = sequence.open_row
     if open_row < 0 or engine.settings.num_drafts > 0:
         return False
@@ -147,7 +152,9 @@ def extend_row(engine: Engine, sequence: Sequence, num_steps: int) -> None:
 
 @part
 def _blocks(engine: Engine, kind: int, group: int, request: int, position: int, begin: int, end: int) -> None:
-    """Append a memory row for each range of consecutive ids in `Engine.entries[begin:end]`, without null blocks."""
+    """Append a memory row for each range of consecutive block ids in `Engine.entries[begin:end]`. Null blocks are left
+    out, and end a range.
+    """
     entries = engine.entries
     while begin < end:
         if entries[begin] == NULL_BLOCK:

@@ -14,8 +14,8 @@ from kvsim.workload import Ragged
 
 Column = npt.NDArray[np.int64]
 BEGIN_TOKENS = 32
-"""Number of leading tokens that SGLang compares between waiting requests. Of two requests with equal leading tokens,
-one waits for the other, unless it has more cached tokens than this number.
+"""Number of leading tokens by which SGLang compares waiting requests. Of two requests with equal leading tokens, the
+later one in the queue waits for the other one, unless more of its tokens than this number are cached.
 """
 
 
@@ -25,18 +25,24 @@ class Demand:
 
     prompt: Column
     output: Column
-    """Number of output tokens after which the request ends: by a stop token, its limit, or the longest sequence."""
+    """Number of output tokens after which the request ends: by a stop token, by its limit, or by the largest length of
+    a sequence (`max_model_len`).
+    """
     limit: Column
     """Largest number of output tokens that the request allows. The scheduler knows it in advance."""
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
-    """Keys of the full blocks of each prompt, for the prefix cache, equal for equal prefixes; empty if unknown."""
+    """Keys of the full blocks of each prompt, for the prefix cache, equal for equal prefixes. The row of a request is
+    empty if its tokens are unknown.
+    """
     adapter: Column | int = 0
     """Number of the request's adapter, from 1 on; 0 for none."""
     begins: Column | None = None
-    """Key of the first `BEGIN_TOKENS` tokens of each request, equal for equal tokens; negative if the tokens are
-    unknown. None if no policy compares these tokens, or if only keys of whole pages are known.
+    """Key of the first `BEGIN_TOKENS` tokens of each request, equal for equal tokens. It is negative if the tokens are
+    unknown or too few.
+
+    None if no policy compares these tokens, or if only keys of whole pages are known; see `known_begins`.
     """
 
     def every(self, stride: int, first_row: int) -> Demand:
@@ -54,10 +60,12 @@ class Demand:
         )
 
     def known_begins(self, unit_tokens: int) -> Column:
-        """Return `begins`; where the tokens are unknown, a key that no other request has.
+        """Return `begins`, but with a negative key of its own for each request whose tokens are unknown, so that it
+        equals no other request.
 
-        If `begins` is None, return keys of whole pages of `unit_tokens` tokens: of the last page within the first
-        `BEGIN_TOKENS` tokens, or of the first page if it is larger.
+        If `begins` is None, compare whole pages of `unit_tokens` tokens instead: return the key of the longest prefix
+        of whole pages within the first `BEGIN_TOKENS` tokens. If a page is longer than that, return the key of the
+        first page.
         """
         keys = self.begins
         if keys is None:

@@ -28,7 +28,9 @@ def remove(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def earlier(engine: Engine, first: int, second: int) -> int:
-    """Return the one of two sequences that arrived first. If one is `NO_SEQUENCE`, return the other."""
+    """Return the one of two sequences that arrived first. If exactly one is `NO_SEQUENCE`, return the other; if both
+    are, return `NO_SEQUENCE`.
+    """
     if first == NO_SEQUENCE:
         return second
     if second == NO_SEQUENCE:

@@ -14,19 +14,19 @@ HEAD = 0
 
 @part
 def push_front(records: Records[Linked], index: int) -> None:
-    """Insert record `index` at the front of the list."""
+    """Insert record `index`, which is in no list, at the front of the list."""
     insert_before(records, records[HEAD].next, index)
 
 
 @part
 def push_back(records: Records[Linked], index: int) -> None:
-    """Append record `index` to the list."""
+    """Append record `index`, which is in no list, to the list."""
     insert_before(records, HEAD, index)
 
 
 @part
 def remove(records: Records[Linked], index: int) -> None:
-    """Remove record `index` from its list."""
+    """Remove record `index` from its list. Its own links keep their values."""
     before, after = records[index].previous, records[index].next
     records[before].next = after
     records[after].previous = before

@@ -21,7 +21,9 @@ Engine: TypeAlias = Any
 """`state.Engine`. It is `Any` here because `state` imports this module."""
 
 SKIP, STOP = -1, -2
-"""Results of `find_prefix`. `SKIP`: skip this sequence. `STOP`: admit no further sequence in this step."""
+"""Results of `find_prefix` in place of a number of tokens. `SKIP`: skip this sequence in this step. `STOP`: admit no
+further sequence in this step.
+"""
 
 
 @part
@@ -113,25 +115,33 @@ class MemoryManager:
     free: Callable[[Engine, Sequence], None] = _ignore
     """Free all memory of a sequence. If its status is `PREEMPTED`, it will be admitted again."""
     may_preempt: Callable[[Engine, Sequence], bool] = _is_ready
-    """Tell whether a running sequence may be preempted. With some connectors, its blocks must become free at once."""
+    """Tell whether a running sequence may be preempted. With some connectors, it may not if its blocks would become
+    free only after steps in flight.
+    """
     expect_return: Callable[[Engine, Sequence], None] = _ignore
     """Prepare for the next admission of a sequence that is being preempted."""
 
     # Called to fill the row of a step.
     free_units: Callable[[Engine], int] = _free_units
-    """Return the number of free units. Those with a cached prefix are included."""
+    """Return the number of units that can be allocated. Those that hold a cached prefix are included."""
     cached_units: Callable[[Engine], int] = _cached_units
     """Return the number of free units with a cached prefix."""
     free_windows: Callable[[Engine], int] = _none
-    """Return the number of units of SGLang's window pool that are free, or only in the radix tree."""
+    """Return the number of units of SGLang's window pool that can be allocated: free ones, and those that only the
+    radix tree holds. 0 for other memory.
+    """
     cached_windows: Callable[[Engine], int] = _none
-    """Return the number of units of SGLang's window pool that only the radix tree holds."""
+    """Return the number of units of SGLang's window pool that only the radix tree holds. 0 for other memory."""
     unusable_units: Callable[[Engine, Sequence], int] = _none_of
-    """Return the number of free units, if they suffice for the head of the queue but no single range does; else 0."""
+    """Return the number of free units if the given sequence, the head of the queue, would fit into them, but fits into
+    no single free range. Otherwise return 0.
+    """
     expired_slots: Callable[[Engine], int] = _none
-    """Return the number of held slots whose tokens no later step reads."""
+    """Return the number of slots in tables whose tokens or states no later step will read."""
     shared_tokens: Callable[[Engine, int], int] = _none_of
-    """Return the number of tokens that a step reads more than once, because its sequences share slots."""
+    """Return by how many tokens the reads of a step exceed the distinct tokens that it reads, because its sequences
+    share slots. The second argument is the number of context tokens of the step.
+    """
 
     # Transfers between GPU and host.
     awaits_transfers: Callable[[Engine], bool] = _never
@@ -141,19 +151,21 @@ class MemoryManager:
     is_asleep: Callable[[Engine], bool] = _never
     """Tell whether the engine does nothing before a known time, unless another server or a client acts earlier."""
     after_schedule: Callable[[Engine], None] = _do_nothing
-    """Begin the transfers that the step just scheduled has decided."""
+    """Update the bookkeeping of transfers for the step just scheduled, and decide which of its blocks are stored."""
     before_update: Callable[[Engine, int], None] = _ignore
-    """Free the blocks that were kept for the oldest step in flight, whose index in `Engine.launched` is given."""
+    """Free the blocks that were kept for the oldest step in flight. The second argument is its index in
+    `Engine.launched`.
+    """
     after_update: Callable[[Engine], None] = _do_nothing
     """End the transfers that are reported with the output just processed."""
     start_transfers: Callable[[Engine], None] = _do_nothing
-    """Set the times of the transfers of the step just scheduled, by the speed of the link."""
+    """Put the transfers of the step just scheduled on the link, which sets the times at which they end."""
     kernels_begin_s: Callable[[Engine, float], float] = _at_once
     """Return the earliest time at which the kernels of the step just scheduled can begin, in seconds. The second
     argument is the time that the kernels take, in seconds.
     """
     poll_transfers: Callable[[Engine], None] = _do_nothing
-    """Report the transfers that have ended by the time at which the kernels of a step are launched."""
+    """Report the transfers that have ended by now. Called when the kernels of the step just scheduled are launched."""
     wait_for_transfers: Callable[[Engine, float], None] = _ignore
     """Advance the clock while only transfers are in progress, at most to the given time in seconds."""
     has_room_for_rows: Callable[[Engine], bool] = _always

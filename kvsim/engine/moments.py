@@ -14,13 +14,15 @@ from kvsim.engine.state import LOADING, PREEMPTED, RUNNING, WAITING, Engine
 NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
 """Kinds of events:
 
-- `NOTHING`: no event of the engine.
+- `NOTHING`: do nothing. The event only takes an event number, because the recording has changes of memory with that
+  number.
 - `ADD`: queue a sequence.
-- `SCHEDULE`: schedule a step.
-- `LOOK`: call the scheduler where the replayed run scheduled nothing.
+- `SCHEDULE`: schedule a step, and record it.
+- `LOOK`: call the scheduler where the replayed run scheduled nothing. If kvsim schedules something there, the replay
+  stops.
 - `UPDATE`: process the output of the oldest step in flight.
 - `ABORT`: abort a sequence, which may have outputs in flight.
-- `LEAVE`: abort a sequence, unless the release of its memory was recorded before.
+- `LEAVE`: abort a sequence, unless the recording has an earlier event that releases its memory.
 """
 
 
@@ -28,8 +30,8 @@ NOTHING, ADD, SCHEDULE, LOOK, UPDATE, ABORT, LEAVE = range(7)
 def play(engine: Engine, num_moments: int) -> int:
     """Replay the first `num_moments` events of `Engine.moments`; return the number of replayed events.
 
-    Each event gets an event number (`State.seq`). The replay ends early if there may be no room for the rows of the
-    next event, or after a `LOOK` that scheduled a step.
+    Each event increments the event number (`State.seq`). The replay ends early if there may be no room for the rows of
+    the next event, or after a `LOOK` that scheduled a step.
     """
     state = engine.state
     for index in range(num_moments):
@@ -59,7 +61,7 @@ def play(engine: Engine, num_moments: int) -> int:
 
 @part
 def _drop_newest(engine: Engine) -> None:
-    """Remove the newest step in flight, which has no tokens."""
+    """Remove the newest step in flight, which is empty."""
     state = engine.state
     state.num_in_flight -= 1
     state.next_launched = in_flight.earlier(engine, state.next_launched)
@@ -67,8 +69,8 @@ def _drop_newest(engine: Engine) -> None:
 
 @part
 def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a sequence that leaves has no release in the recording: it waits, loads, or frees its blocks
-    late.
+    """Tell whether the recording has no release of memory for a sequence that leaves. This is so if it waits or loads,
+    and, if it runs, with blocks that are freed late.
     """
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):

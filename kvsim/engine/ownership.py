@@ -1,4 +1,6 @@
-"""Kinds of changes in the ownership of memory, for the engine that records them and for readers of recordings."""
+"""Kinds of changes of who owns units of memory or cached images, for the engine that records them and for readers of
+recordings.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ class MemoryKind(IntEnum):
     SHARE = 1
     """A request's table gets further units, which hold its prefix already."""
     RELEASE = 2
-    """A request frees its whole table, the last unit first."""
+    """A request frees its whole table, the last unit first; or single units that it no longer reads."""
     EVICT = 3
     """Free units lose their cached prefix, because a request needs memory."""
 
@@ -26,6 +28,6 @@ class ImageEventKind(IntEnum):
     HOLD = 1
     """A request begins to use the image. An image in use cannot be evicted."""
     LET_GO = 2
-    """A request no longer uses the image."""
+    """A request no longer uses the image. An image that no request uses can be evicted."""
     EVICT = 3
     """The image is removed from the cache to make room for another one."""

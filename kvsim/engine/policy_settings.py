@@ -26,8 +26,9 @@ _RULES = (
 
 
 def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
-    """Return settings of scheduling and memory by their names in `records.Settings`. The pool has `num_units` units.
-    The functions below return further settings in the same form.
+    """Return settings of scheduling and memory by their names in `records.Settings`, for a pool of `num_units` units.
+
+    The other functions of this module return further settings in the same form.
     """
     settings: dict[str, Any] = {"max_model_len": policy.max_model_len, "num_units": num_units, "prefill_interval": 1}
     if isinstance(policy, Static):
@@ -145,7 +146,7 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: int) -> dict[str, Any]:
     """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight.
 
-    They replace `frees_late` and `records_every_step`, which native offload sets; it is never used with a connector.
+    They replace the values of `Settings.frees_late` and `Settings.records_every_step` from the functions above.
     """
     rules = rules_of(policy.scheduler.vllm)
     return {

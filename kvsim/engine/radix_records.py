@@ -18,11 +18,28 @@ NO_PAGE = 0
 SLOTS, WINDOWS = range(2)
 """Pools of slots: `WINDOWS` for layers with windows, if these have a pool; `SLOTS` for all other layers."""
 ROOT = 0
-"""Index of the root of the tree, which holds no page. It also means that there is no such node."""
+"""Index of the root of the tree, which holds no page. A field with another node's index has this value if there is no
+such node.
+"""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
-"""Orders of the waiting queue, by SGLang's names."""
+"""Orders of the waiting queue, by SGLang's names.
+
+- `FCFS`: first come, first served.
+- `LPM`: longest prefix match first.
+- `DFS_WEIGHT`: depth-first through the tree, the subtree with the most waiting requests first.
+- `LOF`: longest output limit first.
+- `HRRN`: highest response ratio next, which is the work done since a request was queued, divided by its own work.
+- `SHORTEST_PREFILL_FIRST`: fewest tokens to compute first.
+"""
 LRU, LFU, FIFO, FILO, MRU, LEAST_PRIORITY, SLRU = range(7)
-"""Strategies that choose the leaf of the tree that is evicted first, by SGLang's names."""
+"""Strategies that choose the leaf of the tree that is evicted first, by SGLang's names.
+
+- `LRU`: least recently used; `MRU`: most recently used.
+- `LFU`: least frequently used.
+- `FIFO`: oldest; `FILO`: newest.
+- `LEAST_PRIORITY`: lowest priority.
+- `SLRU`: least recently used among leaves with few hits, and only then among those with many.
+"""
 NO_BATCH, EXTEND, DECODE, MIXED = range(4)
 """Kinds of batches: none; `EXTEND`, prefills; `DECODE`, a token of each running request; `MIXED`, both."""
 NOT_CHUNKED = 0
@@ -34,13 +51,16 @@ first hit. `WRITE_SELECTIVE`: at its second hit. `WRITE_BACK`: when it is evicte
 IN_NEXT_PASS, BY_CLOCK, REPORTED = range(3)
 """Rules by which the scheduler finds that a copy between device and host has ended.
 
-`IN_NEXT_PASS`: in the pass after the copy's begin. `BY_CLOCK`: after the time that the copy takes on the link.
-`REPORTED`: when the caller reports the end.
+- `IN_NEXT_PASS`: in the pass after the one that begins the copy.
+- `BY_CLOCK`: in the first pass after the time that the copy takes on the link.
+- `REPORTED`: when the caller reports the end.
 """
 NO_SLOT = 0
 """Index that means no slot of host memory. Slots are numbered from 1 here, and from 0 in a recording."""
 NO_PRIORITY = 1 << 40
-"""Number larger than all priorities. A request without a priority has this number or its negative."""
+"""Number larger than all priorities. A request without a priority gets this number, with the sign that makes it the
+least important one.
+"""
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
 """Kinds of events of the cache.
 
@@ -62,20 +82,24 @@ class RadixArguments:
     max_running_requests: int = 0
     """Largest number of requests that run at once."""
     row_pages: int = 0
-    """Number of pages in a row of the request table: those of the longest sequence."""
+    """Number of pages in a row of the request table: enough for the longest sequence of the run."""
     chunk_tokens: int = 0
     """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
     max_prefill_tokens: int = 0
     mixes: bool = False
     """True if running requests decode in the same step as a prefill."""
     serializes_prefills: bool = False
-    """True if a prefill that follows another prefill is launched after the output of the earlier one."""
+    """True if a prefill directly after another prefill is launched only when the output of the first one was
+    processed.
+    """
     prefill_max_requests: int = 0
     """Largest number of requests in one prefill; 0 for no limit."""
     prefill_decode_interval: int = 0
-    """Number of passes after a prefill in which no further prefill is tried."""
+    """Number of passes after a prefill in which no further prefill is tried; 0 for no restriction."""
     interval_min_seqs: int = 0
-    """Number of running requests below which the interval `prefill_decode_interval` ends early."""
+    """Smallest number of running requests for which `prefill_decode_interval` applies. With fewer, a prefill is tried
+    at once.
+    """
     by_priority: bool = False
     low_values_first: bool = False
     """True if the request with the smaller priority is the more important one."""
@@ -85,13 +109,17 @@ class RadixArguments:
     retracts_by_priority: bool = False
     first_ratio: float = 0.0
     least_ratio: float = 0.0
-    """Value of `RadixState.ratio` below which it never falls."""
+    """Lower bound of `RadixState.ratio`."""
     ratio_decay: float = 0.0
     """Amount by which a decode step without a retraction lowers `RadixState.ratio`, down to `least_ratio`."""
     retract_steps: int = 0
-    """Number of decode steps for which a retraction makes room for each request that continues."""
+    """Number of tokens per remaining request for which a retraction evicts pages from the tree. It also enters the new
+    `RadixState.ratio`.
+    """
     most_new_tokens: int = 0
-    """Largest number of output tokens of a request for which admission requires room."""
+    """Upper bound of the number of output tokens for which admission requires room, per request; SGLang's
+    `CLIP_MAX_NEW_TOKENS`.
+    """
     window_tokens: int = 0
     """Number of earlier tokens that layers with windows read; 0 if these layers have no pool of their own."""
     window_pages: int = 0
@@ -111,7 +139,7 @@ class RadixArguments:
     most_copy_rows: int = 0
     """Largest number of recorded copies with which a step may begin. With more, the slice ends."""
     reports: bool = False
-    """True to record evictions, duplicates and retractions."""
+    """True to record evictions, duplicates and retractions in `RadixTables.events`."""
     most_memory_rows: int = 0
     """Capacity of the memory table, in rows."""
 
@@ -121,28 +149,34 @@ class RadixState:
     """Numbers of the cache and of its scheduler that change from step to step."""
 
     is_collecting: bool = False
-    """True while `token_slots` collects freed pages, which `end_free_group` frees in one call."""
+    """True while `token_slots` collects freed pages instead of freeing them. `end_free_group` then frees them in one
+    call.
+    """
     num_free_windows: int = 0
     num_cached_windows: int = 0
     """Number of window pages in the tree that no request locks."""
     num_edges: int = 0
-    """Number of values of `Node.edge` that were assigned since the run began."""
+    """Value that was last assigned to a `Node.edge`. It grows by 1 with each assignment."""
     matched_pages: int = 0
-    """Number of pages of the last match, whether or not they have windows."""
+    """Number of pages that the last match found, those without window slots included."""
     host_node: int = ROOT
-    """Node at which the last match ended, on the device or only on the host."""
+    """Last node of the last match. It may be only on the host."""
     num_nodes: int = 0
     """Largest index of a record that was ever used for a node."""
     first_spare: int = 0
-    """Index of the first unused record of a node; `ROOT` for none. Its `parent` is the next unused record."""
+    """Index of the first unused record of a node; `ROOT` if there is none. The records form a list, linked by
+    `Node.parent`.
+    """
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
     entries_end: int = 0
-    """Index after the last entry of the current half of `RadixTables.node_pages` that is or was used."""
+    """Index after the last written entry of the half of `RadixTables.node_pages` in use."""
     entries_limit: int = 0
-    """Index after the last entry of the current half of `RadixTables.node_pages`."""
+    """Index after the last entry of the half of `RadixTables.node_pages` in use."""
     last_stamp: int = 0
-    """Counter from which accesses to the tree get their stamps."""
+    """Stamp of the last access to the tree. Stamps grow with every access; they are the values in `Node.accessed`,
+    `created` and `attached`.
+    """
     locked_pages: int = 0
     num_free_rows: int = 0
     chunked: int = NOT_CHUNKED
@@ -151,46 +185,68 @@ class RadixState:
     """Kind of the batch of the previous pass."""
     last_chunked: int = NOT_CHUNKED
     num_prefills: int = 0
-    """Number of requests in the last prefill's batch, without decodes that are mixed in."""
+    """Number of requests that the last prefill computes, without the decodes that are mixed in."""
     num_ended_before: int = 0
     """Value of `State.num_ended` when the running batch was last filtered."""
     num_last_prefill: int = 0
-    """Number of requests in the last prefill's batch, with decodes mixed in; see `RadixTables.last`."""
+    """Number of requests in the last prefill's batch, decodes that are mixed in included: the used length of
+    `RadixTables.last`.
+    """
     runs_last: bool = False
-    """True if the running batch is the last prefill. SGLang counts its first decode as this prefill."""
+    """True if the running batch consists only of requests of the last prefill. A mixed batch that follows does not
+    count as a second prefill in `RadixArguments.serializes_prefills`.
+    """
     last_puts_out: bool = False
-    """True if a request of the last prefill's batch may yield further outputs."""
+    """True if a request of the last prefill's batch has an output limit above 0, or if decodes are mixed in."""
     puts_out: bool = False
-    """True if a request of the running batch may yield outputs after the output of its prefill."""
+    """True if `last_puts_out` was True for any prefill that joined the running batch. If False, the running batch is
+    never decoded.
+    """
     chosen_mode: int = NO_BATCH
-    """Kind of the chosen batch that awaits the previous output before its launch; `NO_BATCH` for none."""
+    """Kind of a prefill batch that was chosen, but is launched only after the output in flight was processed;
+    `NO_BATCH` if there is none. See `RadixArguments.serializes_prefills`.
+    """
     is_full: bool = False
-    """True if the running batch counts as full: no waiting request is tried before a request leaves."""
+    """True if the running batch counts as full, so that a pass tries no waiting request. It is reset, above all, when a
+    request leaves the batch.
+    """
     ratio: float = 0.0
     """Share of its remaining output limit that each running request is currently expected to use."""
     is_ratio_reset: bool = True
-    """True if `ratio` has been reset since the last batch."""
+    """True if `ratio` has been reset since the last batch was launched."""
     interval_left: int = 0
     num_waiting_passes: int = 0
-    """Number of passes with waiting requests since the run began. In some of these, their prefixes are matched."""
+    """Number of passes, since the run began, that began with waiting requests. In every few of these, prefixes are
+    matched only to mark them as used.
+    """
     num_entered: int = 0
     """Number of times that a request has entered the queue, since the run began."""
     num_prefilled: int = 0
-    """Number of prefilled tokens since the run began, as SGLang counts them."""
+    """Sum of the tokens of all launched batches, as SGLang counts them for `HRRN`: a decode counts
+    `running_prefill_tokens`.
+    """
     last_prefill_tokens: int = 0
     running_prefill_tokens: int = 0
-    """Number of tokens of the prefill that became the running batch. SGLang counts them again in every decode."""
+    """Number of tokens of the prefill that became the running batch. In `num_prefilled`, SGLang counts them again with
+    every decode.
+    """
     num_launched: int = 0
     launched_mode: int = NO_BATCH
-    """Kind of the batch that was launched last. A decode includes all running requests."""
+    """Kind of the batch that was launched last. If it is `DECODE`, the batch has all running requests."""
     results_until_scan: int = 0
-    """Number of results after which the running requests are scanned again for those that end by length."""
+    """Number of further results before any running request can reach its output limit. At 0 or below, the requests are
+    scanned again.
+    """
     total_offset: float = 0.0
-    """Number of further slots that running and admitted requests are expected to need."""
+    """Number of slots, besides those they hold, that running requests and those admitted in this pass are expected to
+    need until they end.
+    """
     current_offset: float = 0.0
-    """Number of slots that the requests admitted in this pass need for their prefill."""
+    """Number of slots that this pass has already assigned: prefills of admitted requests, and one for each decode that
+    is mixed in.
+    """
     window_offset: int = 0
-    """Number of window slots that the admitted requests will need."""
+    """Largest number of window slots that the requests admitted in this pass hold at once, summed over them."""
     input_left: int = 0
     chunk_left: int = 0
     num_held_rows: int = 0
@@ -198,19 +254,22 @@ class RadixState:
     admitted_chunked: int = NOT_CHUNKED
     """Number of the request whose prompt is cut, among those admitted in this pass; `NOT_CHUNKED` if there is none."""
     num_needs: int = -1
-    """Number of used records in `RadixTables.needs`; -1 before the first candidate of a pass."""
+    """Number of used records in `RadixTables.needs`; -1 if none was inserted in this pass."""
     num_free_host: int = 0
     num_storing: int = 0
-    """Number of copies to the host in progress, as far as the scheduler knows."""
+    """Number of copies to the host that the scheduler has begun and has not found ended."""
     num_loading: int = 0
-    """Number of loads from the host in progress, as far as the scheduler knows."""
+    """Number of loads from the host that the scheduler has begun and has not found ended."""
     num_doubled: int = 0
-    """Number of values of `Node.doubled` that were assigned since the run began."""
+    """Value that was last assigned to a `Node.doubled`. It grows by 1 with each assignment."""
     num_copying: int = 0
-    """Number of pages on the device that only copies lock."""
+    """Number of pages on the device that are locked by copies in progress, but by no request."""
     next_copy: int = 0
+    """Number of the next copy; see `NodeCopy.number`."""
     first_free_slot: int = NO_SLOT
-    """First free slot of host memory. `RadixTables.next_slot` links the others."""
+    """First free slot of host memory; `NO_SLOT` if none is free. `RadixTables.next_slot` has the free slot after each
+    free slot.
+    """
     store_free_s: float = 0.0
     """Time at which all copies to the host that were begun have ended, in seconds."""
     load_begin_s: float = 0.0
@@ -222,14 +281,16 @@ class RadixState:
     awaited_s: float = 0.0
     """Time in seconds until which the host waits for copies of evicted nodes."""
     num_idle_passes: int = 0
-    """Number of the latest consecutive passes that launched no batch and changed nothing."""
+    """Number of consecutive passes up to now that launched no batch. Arrivals, aborts and processed outputs
+    reset it.
+    """
     num_copy_rows: int = 0
     num_events: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class FreeList:
-    """Free pages of a pool: a ring buffer in `RadixTables.free_pages[begin:end]`."""
+    """Free pages of a pool: a ring buffer in the entries [`begin`, `end`) of `RadixTables.free_pages`."""
 
     begin: int = 0
     end: int = 0
@@ -238,7 +299,9 @@ class FreeList:
     tail: int = 0
     """Index in `RadixTables.free_pages` after the last free page."""
     collected_end: int = 0
-    """Index in `RadixTables.free_pages` after the last collected page. Collected pages follow the free ones."""
+    """Index in `RadixTables.free_pages` after the last collected page. Collected pages, see `RadixState.is_collecting`,
+    follow the free ones.
+    """
     num_collected: int = 0
 
 
@@ -251,7 +314,7 @@ class Node(Bucketed):
     owner: Small = 0
     """Number of a request that has the tokens of the whole path. It provides the keys of the node's pages."""
     begin: Small = 0
-    """Number of pages on the path from the root to the node, without its own."""
+    """Number of pages on the path from the root to the node, without the node's own pages."""
     num_pages: Small = 0
     first_entry: Small = 0
     """Index in `RadixTables.node_pages` of the node's first page."""
@@ -272,7 +335,9 @@ class Node(Bucketed):
     first_waiting: Small = 0
     last_waiting: Small = 0
     first_child: Small = ROOT
-    """Index of the first child with waiting requests that the sort of the queue has not visited; `ROOT` for none."""
+    """Head of the list of child nodes with waiting requests that the sort of the queue has not visited yet; `ROOT` if
+    the list is empty. Used only during the sort.
+    """
     next_sibling: Small = ROOT
     is_spare: bool = False
     is_on_device: bool = True
@@ -280,21 +345,23 @@ class Node(Bucketed):
     num_host_children: Small = 0
     """Number of children that are only on the host. `num_children` does not count these."""
     host_locks: Small = 0
-    """Number of locks on the host copy of the node: one for each load in progress that ends at the node."""
+    """Number of locks that keep the host copy of the node: one for each load in progress whose last node this is."""
     loaded_for: Small = ROOT
-    """Node at which the load in progress ends that also loads this node; `ROOT` if there is none."""
+    """Last node of the load in progress that includes this node; `ROOT` if no load does."""
     first_slot: Small = NO_SLOT
     """Slot of host memory with the node's first page. `RadixTables.next_slot` links the slots of its other pages."""
     doubled: int = 0
-    """Position of the node in the order in which nodes became double (on device and host); 0 if it is not double."""
+    """Rank of the node in the order in which nodes came to be on both device and host; 0 if it is not on both."""
     has_window: bool = False
     """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number that marks the node as the topmost one whose windows some request locks; 0 if it is none."""
+    """Number that marks the node as the topmost one whose window slots some request has locked; 0 if it got none.
+    `Holding.edge` refers to it.
+    """
     younger: Small = ROOT
-    """Node whose windows were used next after those of this node. For `ROOT`: the node whose windows are the least
-    recently used. `older` is the opposite link.
+    """Next node in the list of nodes with window slots, in order of use: it was used after this one. For `ROOT`, the
+    least recently used node. `older` is the link in the other direction.
     """
     older: Small = ROOT
 
@@ -304,9 +371,9 @@ class Holding:
     """State of one request in the cache and in the scheduler."""
 
     node: Small = ROOT
-    """Node at which the cached prefix of the request ends."""
+    """Node at which the request's cached prefix on the device ends."""
     host_node: Small = ROOT
-    """Node at which the request's cached prefix ends, on the device or only on the host."""
+    """Node at which the request's cached prefix ends, if pages on the host count as well."""
     host_tokens: Small = 0
     """Number of tokens of the last match whose pages are only on the host."""
     loaded_pages: Small = 0
@@ -314,30 +381,42 @@ class Holding:
     lock: Small = ROOT
     """Last node of the path that the request locks."""
     edge: Small = 0
-    """Value of `Node.edge` at which the request's locks on windows end; 0 if the whole path is locked."""
+    """`Node.edge` of the node up to which the request has locked window slots; 0 if it has locked them up to
+    the root.
+    """
     freed_window_tokens: Small = 0
-    """Number of leading tokens whose window slots the request has freed."""
+    """Number of leading tokens of the request whose window slots it has freed."""
     branch_tokens: Small = 0
-    """Number of leading tokens in the tree, if the hit is shorter because nodes lack their windows; otherwise 0."""
+    """Length in tokens of the last match, if it is longer than the hit because some matched nodes lack their window
+    slots; otherwise 0.
+    """
     num_extends: Small = 0
     """Number of prefills that have computed a part of the request since its admission."""
     num_decodes: Small = 0
     prefix_tokens: Small = 0
-    """Number of tokens of the request that come before those of its next prefill."""
+    """Number of leading tokens that the request's next prefill does not compute: they are cached, or earlier prefills
+    have computed them.
+    """
     extend_end: Small = 0
-    """Number of tokens of the request up to the end of its last prefill."""
+    """Number of the request's tokens up to the end of its last prefill: `prefix_tokens` and the tokens that this
+    prefill computes.
+    """
     protected_tokens: Small = 0
-    """Number of leading tokens whose slots belong to the tree."""
+    """Number of leading tokens whose slots belong to the tree, so that the request must not free them."""
     inserted_tokens: Small = 0
-    """Number of leading tokens that the request has inserted into the tree."""
+    """Largest number of leading tokens that the request itself has inserted into the tree since it was admitted."""
     laid_out_tokens: Small = 0
-    """Number of tokens of the request when the scheduler last copied its list of tokens."""
+    """Number of the request's tokens when it was last considered for a prefill, mixed into one, or inserted into the
+    tree at its end.
+    """
     matched_tokens: Small = 0
-    """Number of leading tokens that the last match found on device or host, by which `LPM` sorts."""
+    """Number of leading tokens that the last match found, on the device or the host, without the request's last token.
+    `LPM` sorts by it.
+    """
     limit: Small = 0
     """Largest number of output tokens that the request allows."""
     begin_key: int = 0
-    """Key of the request's first tokens, by which waiting requests are compared; see `Demand.begins`."""
+    """Key of the request's first tokens, the same for requests with equal first tokens; see `Demand.begins`."""
     ignores_eos: bool = False
     is_aborted: bool = False
     """True if the request ends with its next output."""
@@ -350,16 +429,20 @@ class Holding:
     entered_at: int = 0
     """Value of `RadixState.num_prefilled` when the request entered the queue."""
     rank: Small = 0
-    """Position of the request's name in the order of all names. It breaks ties."""
+    """Rank of the request's id (a string) among all ids in sorted order. It breaks ties in `HRRN`."""
     priority: int = 0
     is_put_back: bool = False
-    """True if the request waits until an earlier request in the queue has computed their common prefix."""
+    """True if a request earlier in the queue begins with the same tokens, and the tree lacks them. The order of the
+    queue then puts this request behind the others.
+    """
     next_waiting: Small = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Launch:
-    """SGLang's part of the state of one step in flight."""
+    """Facts of SGLang's scheduler about one step in flight: the kind of its batch, the number of requests, and the
+    number of requests that it prefills.
+    """
 
     mode: Small = NO_BATCH
     num_seqs: Small = 0
@@ -368,7 +451,9 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """Copy of the last pages of a path between device and host, in progress as far as the scheduler knows."""
+    """Copy between device and host of the last pages of a path in the tree. The record exists until the scheduler finds
+    the copy ended.
+    """
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
@@ -376,9 +461,11 @@ class NodeCopy:
     """Last node of the path."""
     num_pages: Small = 0
     request: Small = 0
-    """Number of the request that loads the pages, or whose tokens are stored."""
+    """Number of the request that needs the loaded pages; for a store, of a request that has the same tokens."""
     begun_step: Small = 0
-    """Number of the first recorded step that is scheduled in or after the pass in which the copy begins."""
+    """Number of recorded steps when the copy was begun. Counted from 0, this is the number of the next
+    recorded step.
+    """
     awaited_step: Small = -1
     """Number of the recorded step that had to wait for the copy; -1 if there is none."""
     done_s: float = 0.0
@@ -386,50 +473,56 @@ class NodeCopy:
 
 @dataclass(slots=True, eq=False, repr=False)
 class CacheEvent:
-    """Event of the cache, or further pages of the previous event."""
+    """Record of one event of the cache. An event with several pages has one record per page."""
 
     kind: Small = 0
     is_first: bool = False
-    """True if the record begins an event; False if it adds pages to the previous event."""
+    """True if the record begins an event; False if it adds a page to the event of the record before it."""
     subject: Small = 0
-    """Number of slots to evict (`ASKED`), of the request (`RETRACTED`), or otherwise of the first page."""
+    """Number of slots to evict (`ASKED`), number of the request (`RETRACTED`), or number of a page (other kinds)."""
     length: Small = 0
-    """Number of window slots to evict (`ASKED`), of output tokens (`RETRACTED`), or otherwise of pages."""
+    """Number of window slots to evict (`ASKED`), number of output tokens of the request (`RETRACTED`), or 1 (other
+    kinds).
+    """
     num_continuing: Small = 0
-    """Number of requests in the batch that continue while a request is retracted; 0 for other kinds."""
+    """Number of requests of the batch that continue (`RETRACTED`); 0 for other kinds."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Need:
-    """Expected future of a request: after `left` more output tokens, the slots of its `held` tokens are free."""
+    """Expected end of a request: it generates `left` more tokens, and then its `held` slots become free."""
 
     left: float = 0.0
     held: int = 0
 
 
 class RadixTables(NamedTuple):
-    """State of SGLang's cache and scheduler."""
+    """Arrays and records of SGLang's cache and scheduler: the part of `Engine` that only they use."""
 
     settings: RadixArguments
     state: RadixState
     free_lists: Records[FreeList]
     """Free lists of the pools `SLOTS` and `WINDOWS`, in this order."""
     free_pages: Numbers
-    """Rings of both pools, one after the other. Window pages are numbered after the other pages."""
+    """Ring buffers of both pools, one after the other. Pages of `WINDOWS` have larger numbers than all pages of
+    `SLOTS`.
+    """
     node_pages: Numbers
-    """Pages of all nodes, in one of two halves. When a half is full, the used entries are copied to the other half."""
+    """Pages of all nodes. Only one half of the array is in use: when it is full, the entries still needed are copied to
+    the other half.
+    """
     window_pages: Numbers
-    """Window page of each page; `NO_PAGE` if it has none."""
+    """Page of the pool `WINDOWS` for each page of the pool `SLOTS`; `NO_PAGE` if the page has none."""
     nodes: Records[Node]
     leaves: Numbers
     """Nodes that can be evicted, as a heap. The node that is evicted next is at index 0."""
     rows: Numbers
-    """Pages in each row of the request table, one row after the other."""
+    """Request table, flat: `RadixArguments.row_pages` entries for each row, with the pages of the request's tokens."""
     free_rows: Numbers
     """Free rows of the request table, as a stack."""
     holdings: Records[Holding]
     last: Numbers
-    """Numbers of the requests in the batch of the last prefill."""
+    """Numbers of the requests in the batch of the last prefill, decodes that are mixed in included."""
     order: Numbers
     """Numbers of requests in sorted order, while the queue is sorted or victims are chosen."""
     written: Records[NodeCopy]
@@ -437,11 +530,13 @@ class RadixTables(NamedTuple):
     loading: Records[NodeCopy]
     """Loads from the host in progress, in the order in which they began."""
     next_slot: Numbers
-    """Slot of host memory that follows each slot in its list, which has the slots of a node or the free slots."""
+    """Links of lists of host slots: for each slot, the next slot of the same node or, if it is free, the next free
+    slot. After the last free slot comes `NO_SLOT`.
+    """
     copy_rows: Records[CopyRow]
     """Copies that were found ended in this slice of the run; empty if they are not recorded."""
     launches: Records[Launch]
-    """One record for each step that may be in flight."""
+    """One record for each step that may be in flight, at the same index as in `Engine.launched`."""
     needs: Records[Need]
-    """Future needs of requests, in ascending order of `Need.left`. For runs without a prefix cache."""
+    """Expected ends of requests, in ascending order of `Need.left`. Used only without a prefix cache."""
     events: Records[CacheEvent]

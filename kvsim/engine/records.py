@@ -21,11 +21,11 @@ FeatureFlag = Annotated[bool, np.bool_, _FEATURE]
 NEVER = (1 << 31) - 1
 """A number of tokens that no sequence reaches."""
 NO_FAILURE, LOADS_UNRECORDED, RANGES_UNRECORDED, WINDOWS_FREED_TWICE, SLOTS_MISSING, TWO_CHUNKED = range(6)
-"""Reasons for which a run ends before its requests do:
+"""Reasons for which a simulation stops although requests are left:
 
 - `NO_FAILURE`: none.
 - `LOADS_UNRECORDED`: in one step, more requests began to load than a recording has room for.
-- `RANGES_UNRECORDED`: one step of SGLang changed more runs of slots than a recording has room for.
+- `RANGES_UNRECORDED`: one step of SGLang changed more ranges of slots than a recording has room for.
 - `WINDOWS_FREED_TWICE`: SGLang freed the window slots of a page twice, and goes on with damaged memory.
 - `SLOTS_MISSING`: SGLang admitted a batch that the pool lacks slots for, and ends.
 - `TWO_CHUNKED`: SGLang cut two prompts into chunks at once, and ends.
@@ -57,12 +57,18 @@ class Settings:
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     max_num_active_seqs: int = 0
-    """Largest number of sequences that run at once; at most `max_num_seqs`."""
+    """Largest number of sequences that run at once. It is below `max_num_seqs` if vLLM's `max_num_active_seqs` or
+    drafting lowers it.
+    """
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """True if the threshold is at least an equal share of a step for each running or waiting sequence."""
+    """True if `long_prefill_token_threshold` is raised, where it is smaller, to an equal share of the step's budget for
+    each running or waiting sequence.
+    """
     prefill_interval: Feature = 1
-    """Smallest number of steps from one step that computes prompts to the next; 1 for no restriction."""
+    """Smallest number of computing steps from one step with prompt tokens to the next; 1 for no restriction. See
+    `cadence`.
+    """
     max_adapters: Feature = 0
     """Largest number of adapters in use at once; 0 if adapters are not limited."""
     running_keep_adapters: bool = False
@@ -73,17 +79,19 @@ class Settings:
     keeps_images_whole: FeatureFlag = False
     """True if a step computes either all tokens of an image or none."""
     aligns_before_images: FeatureFlag = False
-    """True if a chunk is cut to a boundary of recurrent states before its images are planned, not after."""
+    """True if the scheduler first cuts a chunk to a block boundary, for recurrent states, and then plans its images.
+    False if it plans the images first.
+    """
     images_wait: FeatureFlag = False
-    """True if a sequence uses an image until the outputs of all steps with the image's tokens are processed. If False,
-    it uses the image until these steps are scheduled.
+    """True if a sequence releases an image when the outputs of all steps that compute the image's tokens are processed.
+    False if it releases the image when these steps are scheduled.
     """
     cuts_before_images: FeatureFlag = False
-    """True if a chunk ends right before an image that has no room in the encoder cache. If False, the chunk ends
-    earlier, by the number of tokens that drafting reads after a chunk (`prompt_ahead_tokens`).
+    """True if a chunk ends right before an image for which there is no room in the encoder cache. False if it ends
+    `prompt_ahead_tokens` tokens earlier, because drafting reads these tokens after the chunk.
     """
     keeps_cached_whole: FeatureFlag = False
-    """True if `keeps_images_whole` also applies to an image that is already in the encoder cache."""
+    """True if `keeps_images_whole` also applies to an image whose encoder outputs are cached."""
     keeps_repeated_images: FeatureFlag = False
     """True if a sequence uses an image until its last occurrence in the prompt is computed."""
     counts_repeated_images: FeatureFlag = False
@@ -91,99 +99,127 @@ class Settings:
     uses the image only for the first of these occurrences.
     """
     any_place_frees: FeatureFlag = False
-    """True if a sequence releases an image when any of its occurrences is computed, even if a later one needs it."""
+    """True if a sequence releases an image as soon as one of its occurrences in the prompt is computed, even if another
+    occurrence follows.
+    """
     ahead: bool = False
     """True for asynchronous scheduling: a step is scheduled before the outputs of earlier steps are known."""
     most_in_flight: int = 1
-    """Largest number of steps in flight at once."""
+    """Largest number of scheduled steps whose outputs are not processed yet."""
     decode_interval: int = 1
     """Smallest number of steps from one decode of a sequence to its next one."""
     feedback: int = 0
-    """A step begins on the first pipeline stage only after the step scheduled `feedback` steps earlier has ended,
-    because it needs that step's tokens; 0 if it waits for none.
+    """Number `n` of steps such that each step needs the tokens of the step scheduled `n` steps before it; 0 if it needs
+    none. The first pipeline stage begins a step only after that earlier step has ended.
     """
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
     reserve_full_prompt: bool = False
     """True if a sequence is admitted only if its whole prompt fits into the pool."""
     fills_pipeline: bool = False
-    """True if steps are scheduled ahead until `most_in_flight` are in flight or no work is left.
+    """True if steps are scheduled until `most_in_flight` are in flight or no work is left, and only then an output is
+    processed.
 
-    If False, the output of the oldest step in flight is processed first if this step is computed already, or if the
-    step scheduled last is empty.
+    If False, the oldest output is also processed, before another step is scheduled, if its step is done or if the
+    newest step is empty.
     """
     late_outputs_block: bool = False
-    """True if a preempted sequence is admitted again only after all its outputs in flight have been processed."""
+    """True if a preempted sequence is admitted again only after the outputs of its steps in flight have been
+    processed.
+    """
     drops_late: FeatureFlag = False
-    """True if a preempted sequence's outputs in flight are discarded at once, so it need not wait for them."""
+    """True if preempting a sequence discards the outputs of its steps in flight, so that it need not wait for them."""
     skipped_keep_places: bool = False
-    """True if a sequence that a step skips returns to the queue after the step, unless it loads or holds blocks. If
-    False, it stays in the list of skipped sequences.
+    """True if a sequence that a step skips returns to the front of the queue after the step. A sequence that loads or
+    holds blocks stays in the list of skipped sequences. If False, all skipped sequences stay there.
     """
     keeps_turns: bool = False
-    """True if a step goes on with the next running sequence after it preempts one that it has visited but does not
-    compute.
+    """True if preempting a sequence never makes the step miss another running sequence.
 
-    If False, the step misses that next sequence, because the indices of the running sequences have moved by one.
+    If False, the step misses one when it preempts a sequence that it has visited but that computes nothing: the later
+    ones move up by one index, and the step's index does not.
     """
     preempted_self_stops: bool = False
-    """True if a step schedules no further running sequence after one has preempted itself for lack of memory."""
+    """True if the step visits no further running sequence after the sequence being visited was itself preempted for
+    lack of memory.
+    """
     lone_prompt_is_limited: bool = False
     """True if `long_prefill_token_threshold` applies even if no other sequence runs or waits."""
     answers_awaited: bool = False
-    """True if a resumed sequence yields no output that the scheduler does not await. If False, the model runner may
-    generate a token once more that was in flight when the sequence was preempted.
+    """True if all outputs of a resumed sequence are expected by the scheduler.
+
+    If False, the model runner may compute again a token that was in flight when the sequence was preempted. The
+    scheduler has no placeholder for this second output.
     """
     windows_wait: FeatureFlag = False
-    """True if blocks of windows, chunks and states are freed only after the steps in flight that read them."""
+    """True if blocks that left a window or chunk, and old recurrent states, are freed only after the steps in flight
+    that read them.
+    """
     counts_flight: FeatureFlag = False
-    """True if each sequence's tokens in flight are counted, because releases or admissions depend on it."""
+    """True if the engine lists the tokens of each step in flight (`Engine.computing_tokens`), and sums them by sequence
+    in `Sequence.in_flight`.
+    """
     unit_tokens: int = 0
     num_units: int = 0
     """Number of units (blocks or slots) that can be allocated."""
     offloads: bool = False
-    """True if computed blocks are copied to a second tier on the host."""
+    """True with vLLM's native offload, which copies computed blocks to host memory while requests run. `host_blocks` is
+    for swapping instead.
+    """
     frees_late: bool = False
     """True if a sequence's blocks are freed only after its last step's output, since transfers might overwrite them."""
     prefix_caching: bool = False
     watermark_blocks: int = 0
     num_groups: int = 0
     unit_slots: int = 0
-    """Number of slots of one unit. A slot is a token; with groups of different block sizes, it is a byte."""
+    """Number of slots of one unit. A slot is a token if all KV-cache groups have the same layout, and a byte if not."""
     token_slots: int = 0
-    """Number of slots of one token, summed over all tables."""
+    """Number of slots that one token takes, summed over the tables of all KV-cache groups."""
     first_hit: int = 0
     """Index in `Engine.entries`, behind all tables, of a scratch area for the hit blocks of an admission."""
     cache_tokens: int = 0
     """Least common multiple of the groups' block sizes in tokens. The length of a hit is a multiple of it."""
     commit_tokens: int = 0
-    """Granularity of the prefix cache in tokens: of a sequence, the whole multiples of it are cached."""
+    """Granularity of the prefix cache in tokens. Without drafts, the cached length of a sequence is a
+    multiple of it.
+    """
     retention_tokens: int = 0
-    """Number of tokens between the boundaries at which windows and states are kept for hits.
+    """Number of tokens from one boundary to the next, at which blocks of windows and recurrent states stay in the
+    prefix cache.
 
-    With `NEVER`, they are kept at every boundary of `cache_tokens`. With 0, they are kept only at ends of prompts and
-    at junctions (see `Sequence.junction`).
+    With `NEVER`, every multiple of `cache_tokens` is such a boundary. With 0, none is: blocks are kept only at the ends
+    of prompts and at junctions (`Sequence.junction`).
     """
     expires_from: int = 0
-    """Smallest number of computed tokens with which a sequence can hold tokens that no later step reads."""
+    """Number of computed tokens below which no sequence holds an expired token, which is one that no later
+    step reads.
+    """
     marks_prompt_end: FeatureFlag = False
-    """True if caching up to a prompt's end marks its last recurrent state as written now: no hit before the next
-    step.
+    """True if caching up to a prompt's end marks the last recurrent state as written in this step, even if it is older.
+    No sequence is admitted with a hit on this state before the next step.
     """
     bounds_first_chunk: bool = False
     """True if a first chunk ends where a hit of only some KV-cache groups ends (`Sequence.junction`)."""
     keeps_junctions: bool = False
     """True if a step ends where a hit of only some groups ends (`Sequence.junction`), and keeps the blocks there."""
     cuts_at_boundaries: bool = False
-    """True if a chunk of a prompt ends at a block boundary; False if a chunk has a whole number of blocks."""
+    """True if each chunk before the prompt's last boundary ends at a multiple of `boundary_tokens`. False if its length
+    is such a multiple, wherever it begins.
+    """
     cuts_wide_blocks: bool = False
-    """True if a chunk ends at a block boundary, or inside a block if the step has too few tokens for all of it."""
+    """True if every chunk that does not reach the end of the prompt ends at a multiple of `boundary_tokens`. Only a
+    block that is longer than `most_chunk_tokens` is computed in several chunks. Used only with `cuts_at_boundaries`.
+    """
     most_chunk_tokens: int = 0
-    """Largest number of tokens of one prompt in one step."""
+    """Largest number of tokens of one prompt in one step: the budget or, if it is smaller,
+    `long_prefill_token_threshold`.
+    """
     spares_last_token: bool = False
-    """True if the last boundary of a prompt is before its last token, even if that token ends a block."""
+    """True if a prompt whose last token ends a block has its last chunk boundary one block earlier."""
     cuts_every_full_kind: bool = False
-    """True to cut the hits of all kinds of full attention to the hit of all groups; False: only the first kind's."""
+    """True if hits in all kinds of full attention are cut to the length of the common hit. False if only those of the
+    first kind are.
+    """
     boundary_tokens: Feature = 0
     """Number of tokens between the boundaries where chunks end to keep recurrent states; 0 for none."""
     first_in_lookup: int = 0
@@ -191,40 +227,47 @@ class Settings:
     has_windows: FeatureFlag = False
     """True if some groups of layers do not read every token, because they have windows, chunks or states."""
     most_unsure: int = 0
-    """Largest number of a sequence's last tokens whose computation is uncertain; see `totals`."""
+    """Largest number of last tokens of a sequence that may or may not be computed before it ends; see `totals`."""
     lookahead_tokens: Feature = 0
     """Number of slots that every running sequence holds for drafts, after the slots of its tokens."""
     num_drafts: Feature = 0
     """Number of tokens drafted for each sequence and step; 0 without drafts."""
     draft_budget_tokens: Feature = 0
-    """Number of tokens of the step's budget that drafting itself takes for each sequence."""
+    """Number of tokens that drafting takes from the step's budget for each sequence in the step."""
     ahead_tokens: Feature = 0
-    """Number of tokens after a block that the block's key covers, too."""
+    """Number of tokens after a block that go into its prefix-cache key as well, because drafting reads them."""
     prompt_ahead_tokens: Feature = 0
     """Number of prompt tokens after a chunk that drafting reads. At least this number follows every chunk but the
     last.
     """
     drops_last_hit: FeatureFlag = False
-    """True if groups with `Group.drops_hit` recompute the last hit block, whose hidden states drafts need."""
+    """True if groups with `Group.drops_hit` compute the last hit block again, because the draft model needs its hidden
+    states.
+    """
     drops_after_prompt: FeatureFlag = False
-    """True if, with several groups, the block that `drops_last_hit` leaves out may have the last known token."""
+    """True if the lookup for `drops_last_hit` may include the block that ends with the last known token. This block is
+    then the one to compute again. Used only with several groups.
+    """
     marks_tails: FeatureFlag = False
-    """True if a freed block in which a prompt's last hash ends goes to the tail of the free queue, even if it is not
-    full.
+    """True if a block of full attention that contains the last hash boundary of a prompt, but is not full, goes to the
+    tail of the free queue when it is freed.
 
-    This concerns only groups of full attention, where other blocks without a prefix may go to the head of the queue.
+    Without this rule, such a block may go to the head of the queue, because it has no key.
     """
     keeps_below_drop: FeatureFlag = False
-    """True if windows are also kept one boundary before a prompt's last, where a hit without its last block ends."""
+    """True if blocks of windows are kept for hits that end one boundary of `cache_tokens` before the end of a prompt,
+    instead of at its end. Hits end there if their last block is computed again (`drops_last_hit`).
+    """
     pads_admission: FeatureFlag = False
     """True if a sequence with one token to compute is admitted with padding drafts, which are rejected."""
     pads_alone: FeatureFlag = False
     """True if `pads_admission` also applies without running sequences, except near `max_model_len`."""
     caches_processed: FeatureFlag = False
-    """True if blocks are put into the prefix cache when the output of a step is processed; False: when it is scheduled.
+    """True if blocks enter the prefix cache when the output of a step is processed; False if they enter it when the
+    step is scheduled.
 
-    They are cached up to the tokens that no step in flight may reject. With drafts, a step may reject drafted tokens;
-    with a connector, all of its tokens.
+    If True, tokens that a step in flight may reject are not cached yet. With drafts, a step may reject drafts; with a
+    connector, all of its tokens.
     """
     host_blocks: Feature = 0
     """Number of blocks of host memory to which preempted sequences are swapped; 0 without such swapping."""
@@ -233,7 +276,7 @@ class Settings:
     fit: int = 0
     reserve: int = 0
     moves: bool = False
-    """True if a full reservation may move to a larger free range."""
+    """True if a sequence whose reservation is full may move to a larger free range."""
     compaction: bool = False
     request_level: bool = False
     batch_size: int = 0
@@ -244,9 +287,13 @@ class Settings:
     stamp_at_entry: bool = False
     """True if a request's recorded arrival is when the engine has added it; False: when it was sent."""
     answers: bool = False
-    """True if the run stops whenever a request has ended, because a client waits for its answer."""
+    """True if the engine returns to its caller whenever a request has ended, so that the client can act on
+    the answer.
+    """
     lockstep: bool = False
-    """True if the run stops at every step, because the steps of several ranks wait for each other."""
+    """True if the engine returns to its caller after every scheduled step, because data-parallel ranks wait for each
+    other's steps.
+    """
     users_ask_again: bool = False
     """True if the engine itself sends a user's next request of the workload after the user's answer."""
     think_s: float = 0.0
@@ -254,24 +301,30 @@ class Settings:
     may_skip_decodes: bool = False
     """True if the scheduler may skip sequences that only decode; see `fast_forward`."""
     records_every_step: bool = False
-    """True if steps that neither compute nor preempt anything are recorded, too. Such a step may begin or report
-    copies. In a pipeline, it counts for `decode_interval`.
+    """True if steps that neither compute nor preempt anything are recorded, too. Such a step may start copies between
+    GPU and host, or report that they have ended. In a pipeline, it counts for `decode_interval`.
     """
     records_memory: bool = False
     """True if changes of ownership are recorded."""
     records_schedule: bool = False
     """True if the tokens that each sequence computes in each step are recorded."""
     checking: bool = False
-    """True if the run stops after each scheduled step, so that the caller can check the bookkeeping."""
+    """True if the engine returns to its caller after every scheduled step, so that the caller can check the
+    bookkeeping.
+    """
     most_steps: int = 0
-    """Largest number of steps that one slice of the run records."""
+    """Largest number of recorded steps in one slice of the run. At the end of a slice, the caller reads the recorded
+    rows.
+    """
     most_memory_rows: int = 0
-    """Largest number of `memory_rows` with which a step may begin. With more, the slice ends."""
+    """Largest number of rows in `Engine.memory_rows` with which a step may begin. With more, the slice ends."""
     most_schedule_rows: int = 0
     most_rows_before_load: int = 0
     """Largest number of `memory_rows` with which a load from host memory or through a connector may begin."""
     reserved_draft_tokens: int = 0
-    """Number of draft tokens for which every sequence with an unfinished prompt reserves room."""
+    """Number of draft tokens for which admission leaves room in the pool, for every sequence with an
+    unfinished prompt.
+    """
 
 
 @cache
@@ -282,10 +335,10 @@ def _features() -> tuple[tuple[str, Any], ...]:
 
 
 def constants_of(settings: Any) -> tuple[tuple[str, Any], ...]:
-    """Return the fields of `Settings` that are compiled as constants.
+    """Return the settings that are compiled as constants, as (name, value) pairs.
 
-    If a run uses no feature, these are the settings of all features; otherwise, there are none. Machine code for a run
-    without features is small and quickly compiled. All other runs share one machine code.
+    If a run uses no feature, these are all settings of type `Feature` or `FeatureFlag`; otherwise, there are none.
+    Machine code for a run without features is small and quickly compiled. All other runs share one machine code.
     """
     return _features() if all(getattr(settings, name) == default for name, default in _features()) else ()
 
@@ -299,7 +352,9 @@ class State:
     seq: int = 0
     """Number of the last event. Recorded rows refer to events by their numbers."""
     num_steps: int = 0
-    """Number of recorded steps since the run began. A step is recorded if it computes or preempts something."""
+    """Number of recorded steps since the run began. A step is recorded if it computes or preempts something; with
+    `Settings.records_every_step`, always.
+    """
     num_outputs: int = 0
     """Number of recorded steps whose output was processed."""
     first_step: int = 0
@@ -323,30 +378,34 @@ class State:
     next_launched: int = 0
     """Index in the ring `Engine.launched` at which the next step is put."""
     awaiting: bool = False
-    """True if the current call of the engine has scheduled a step and processes the oldest step's output next."""
+    """True after a step was scheduled if the next call of `clock.next_moment` processes the oldest output instead of
+    scheduling.
+    """
     unflushed: bool = False
     """True if a sequence has ended since the last call of `schedule`. vLLM then schedules once more, even if no
     sequence is left, to report the end to its workers.
     """
     num_in_batch: int = 0
-    """Number of sequences in the step being scheduled."""
+    """Number of sequences in the step being scheduled, quiet ones included."""
     num_listed: int = 0
-    """Number of sequences of the step being scheduled that `Engine.batch` lists."""
+    """Number of sequences in `Engine.batch`: those of the step being scheduled, without quiet ones."""
     num_quiet: int = 0
-    """Number of quiet sequences: running ones that the scheduler skips because they only decode; see `fast_forward`."""
+    """Number of quiet sequences: running ones whose records the scheduler does not touch while they only decode; see
+    `fast_forward`.
+    """
     quiet_tokens: int = 0
-    """Sum over the sequences that the scheduler skips (see `num_quiet`): computed tokens of each when it was first
-    skipped, minus the number of its step at that time.
+    """Sum over the quiet sequences of `c - s`, where the sequence had `c` computed tokens after step number `s` and is
+    quiet since then.
 
-    Each step computes one token of such a sequence. So the number of context tokens of all these sequences is the sum
-    plus `num_scheduled` for each.
+    Each step computes one token of each quiet sequence. So after step `n` they have `quiet_tokens + n * num_quiet`
+    computed tokens in all.
     """
     num_prefill_tokens: int = 0
     """Number of prompt tokens that the step being scheduled computes."""
     context_tokens: int = 0
     """Number of tokens that the step attends to: the computed tokens of its sequences after the step, summed."""
     attention_pairs: int = 0
-    """Number of pairs of a prompt token that the step computes and a token that it attends to."""
+    """Number of (query, key) pairs of tokens in attention whose query is a prefill token of the step."""
     num_tokens_in_batch: int = 0
     num_preempted: int = 0
     """Number of sequences preempted by the step being scheduled."""
@@ -357,17 +416,19 @@ class State:
     num_drafts: int = 0
     """Number of tokens that are drafted for each sequence after the last scheduled step."""
     input_tokens: int = 0
-    """Number of tokens left of the step's budget, after those that drafting takes (`draft_budget_tokens`)."""
+    """Number of tokens left of the step's budget, after subtracting those that drafting takes
+    (`Settings.draft_budget_tokens`).
+    """
     has_chunk: bool = False
     """True if the step being scheduled computes a running sequence whose last step ended inside its prompt."""
     most_prompt_tokens: int = 0
     """Largest number of tokens of one prompt in the step being scheduled; 0 if only the budget limits it."""
     bars_prefills: bool = False
-    """True if the step being scheduled must not compute prompts."""
+    """True if the step being scheduled must not compute prompts, because of `Settings.prefill_interval`."""
     has_prefill: bool = False
     """True if the step being scheduled admits a sequence with more than one token to compute."""
     leaves_waiting: bool = False
-    """True if the last step that might compute prompts left a waiting sequence that it did not skip."""
+    """True if the last step without `bars_prefills` left a waiting sequence that no step has skipped."""
     num_computing_steps: int = 0
     """Number of steps that computed tokens. Counted only with a prefill interval."""
     last_prefill_step: int = 0
@@ -375,26 +436,36 @@ class State:
     num_passed_over: int = 0
     """Number of waiting sequences that were skipped at least once since they began to wait."""
     num_adapter_passes: int = 0
-    """Number of calls of `adapters.begin_pass`."""
+    """Number of calls of `adapters.begin_pass`. An adapter is in use if its entry in `Engine.adapter_passes` equals
+    this number.
+    """
     num_adapters: int = 0
     num_unawaited_outputs: int = 0
-    """Number of discarded outputs that the scheduler did not await. Each raises an AssertionError in vLLM."""
+    """Number of outputs that were discarded because the sequence had no placeholder for them. Each raises an
+    AssertionError in vLLM.
+    """
     num_left_skipped: int = 0
-    """Number of preempted sequences that a late output ended while they were skipped. vLLM up to 0.30 raises a
-    RuntimeError when it admits such a sequence again.
+    """Number of preempted sequences that were in the list of skipped sequences when an output of an earlier step ended
+    them. vLLM up to 0.30 raises a RuntimeError when it admits such a sequence again.
     """
     num_padding_failures: int = 0
     """Number of admissions with fewer tokens than the padding drafts need. vLLM raises an AssertionError for each."""
     num_adapter_failures: int = 0
     """Number of steps with more adapters than adapter slots. vLLM raises an AssertionError for each."""
     num_padding_drafts: int = 0
-    """Number of padding drafts of the next waiting sequence, if it is admitted now."""
+    """Number of padding drafts, which are always rejected, that the next waiting sequence gets if it is
+    admitted now.
+    """
     num_expiry_counts: int = 0
-    """Number of times that `groups.expired_slots` has counted since the run began; see `ExpiryCount.seen_in`."""
+    """Number of calls of `groups.expired_slots` since the run began. Each call counts expired tokens; see
+    `ExpiryCount.seen_in`.
+    """
     hit_tokens: int = 0
     """Number of leading tokens of the sequence being admitted that are in the prefix cache."""
     num_partly_cached: int = 0
-    """Number of tokens, after the hit of the sequence being admitted, that only some groups have cached."""
+    """Number of tokens after the hit of the sequence being admitted that some groups, but not all, have cached. 0
+    unless `Settings.bounds_first_chunk`.
+    """
     num_admitted: int = 0
     """Number of requests admitted for the first time. Those of a static batch are added when it ends."""
     num_free_places: int = 0
@@ -413,18 +484,22 @@ class State:
     num_copied_slots: int = 0
     """Number of written slots that the step being scheduled copies to another address."""
     batch_is_open: bool = True
-    """True if sequences may still join the batch. Used only with request-level batching."""
+    """True if sequences may still join the running batch. Used only if a whole batch must end before the next one is
+    admitted (`Settings.request_level`).
+    """
     written: int = 0
-    """Number of slots, over all tables, with computed tokens."""
+    """Number of slots with computed tokens, summed over all tables. A slot of a shared block counts in each table."""
     useful: int = 0
-    """Number of slots, over all tables, that will be written before their sequence ends."""
+    """Number of slots, summed over all tables, that contain a computed token or will contain one before the sequence
+    ends.
+    """
     rounding: int = 0
     """Number of slots that rounding added to the requested ones, over all tables."""
     num_unsure: int = 0
     """Number of entries in `Lists.unsure`, for `totals.settle_unsure_slots`."""
     unusable_units: int = 0
-    """Number of free units, if together they suffice for the head of the queue but no single free range does; otherwise
-    0. Updated when a step is scheduled.
+    """Number of free units if they suffice for the head of the queue, but no single free range does; otherwise 0. Set
+    when a step is recorded.
     """
     num_gaps: int = 0
     num_memory_rows: int = 0
@@ -432,7 +507,9 @@ class State:
     failure: int = NO_FAILURE
     """Reason for which the run ends before its requests do; see `NO_FAILURE`."""
     stalled_sequence: int = 0
-    """Number of the sequence for which the engine has no room when a slice ends with `clock.STALLED`."""
+    """Number of the sequence for which the engine has no room. Valid only after a slice has ended with
+    `clock.STALLED`.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -447,16 +524,18 @@ class Sequence(Bucketed):
     limit_tokens: Small = 0
     """Number of tokens of the prompt and of the largest output that the request allows."""
     full_tokens: Small = 0
-    """Largest number of tokens that can be computed when the request ends."""
+    """Largest number of tokens that can be computed before the request ends. The last output token is not computed,
+    unless the end is noticed late or drafts reach beyond it.
+    """
     num_unsure: Small = 0
-    """Number of `full_tokens` whose computation is uncertain; see `totals`."""
+    """Number of last tokens, among the `full_tokens`, that may or may not be computed; see `totals`."""
     is_refused: bool = False
     is_skipped: bool = False
     """True if the sequence is in the list of skipped sequences, not in the queue."""
     was_passed_over: bool = False
     """True if the sequence was skipped at least once since it began to wait."""
     is_chunk: bool = False
-    """True if the last step of the sequence left known tokens, or tokens in flight, to compute."""
+    """True if the last scheduled step did not compute the sequence up to its last token, known or in flight."""
     adapter: Small = 0
     """Number of the adapter, counted from 1; 0 for none."""
     priority: Small = 0
@@ -466,37 +545,47 @@ class Sequence(Bucketed):
     num_tokens: Small = 0
     """Number of known tokens: the prompt and the output that was processed."""
     handed_tokens: Small = 0
-    """Number of known tokens at the last admission, which the scheduler sent to the model runner."""
+    """Number of known tokens at the last admission: those that vLLM's scheduler sent to the model runner. `NEVER` with
+    `Settings.answers_awaited`.
+    """
     computed: Small = 0
     """Number of tokens scheduled to be computed. With async scheduling, it may exceed `num_tokens`. It is below 0 after
     more padding drafts were rejected than tokens were computed, see `drafting.commit`.
     """
     placeholders: Small = 0
-    """Number of output tokens that steps in flight will yield."""
+    """Number of output tokens that the scheduler expects from steps in flight; vLLM's `num_output_placeholders`."""
     decodes_from: Small = 0
-    """Number of the first step that may decode the sequence again, counted from 1."""
+    """Smallest value of `State.num_scheduled` at which a step may compute the running sequence again."""
     in_flight: Small = 0
-    """Number of tokens that steps in flight compute. Counted only with `Settings.counts_flight`."""
+    """Number of tokens of the sequence that steps in flight compute. Counted only with `Settings.counts_flight`."""
     junction: Small = 0
-    """Tokens of the longest hit of any KV-cache group, if it exceeds the hit of all groups together; else 0."""
+    """Number of tokens in the longest hit that any kind of layers has, if it is longer than the common hit of all
+    groups; otherwise 0. Set only with `Settings.keeps_junctions`.
+    """
     drafts: Small = 0
-    """Number of drafts that the next step verifies."""
+    """Number of drafts that the sequence's next step verifies."""
     rejected: Small = 0
-    """Number of rejected drafts whose slots are written and will be written again."""
+    """Number of slots of rejected drafts that `State.written` still counts. Later tokens will overwrite them."""
     parked_tokens: Small = 0
     """Number of computed tokens whose blocks were swapped to the host."""
     place: Small = 0
-    """Index of the sequence's tables if memory has blocks; otherwise the address at which its extent begins."""
+    """If memory has blocks, the index of the sequence's group of records in `Engine.tables`. If memory is contiguous,
+    the address of the first slot of its extent. For SGLang, its row of the request table.
+    """
     num_units: Small = 0
-    """Number of blocks that the sequence holds; of slots if memory has no blocks."""
+    """Number of table entries that the sequence got since its admission, null blocks included. With contiguous memory,
+    number of slots of its extent.
+    """
     requested: Small = 0
     """Number of slots that the sequence requested for its extent, before the allocator rounded up."""
     moves_to: Small = 0
     """Address of the sequence's extent after the compaction in progress."""
     room_tokens: Small = 0
-    """Number of computed tokens up to which the tables of the sequence need no change."""
+    """Number of computed tokens up to which the sequence needs no new block and frees none."""
     cache_at: Small = 0
-    """Smallest number of known tokens with which another block of the sequence is put into the prefix cache."""
+    """Smallest number of known tokens at which `MemoryManager.cache` may have a further block to cache; `NEVER` without
+    prefix caching.
+    """
     preemptions: Small = 0
     cached_tokens: Small = 0
     num_keys: Small = 0
@@ -504,15 +593,20 @@ class Sequence(Bucketed):
     first_key: int = 0
     """Index in `Engine.prompt_keys` of the key of the sequence's first block."""
     quiet_since: Small = 0
-    """Number, from 1, of the last step before the scheduler began to skip the sequence; see `fast_forward`."""
+    """Number of the last step, counted from 1, before the sequence became quiet; see `fast_forward`. Valid only while
+    it is quiet.
+    """
     open_row: Small = 0
-    """Index of the row in `Engine.schedule_rows` that the next step may extend; -1 for none."""
+    """Index of the row in `Engine.schedule_rows` that the next step may extend; -1 if there is none."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestDrafts:
-    """Two lists of a request in `Engine.draft_counts`: numbers of accepted and of proposed drafts. A step uses the
-    entry whose index is the request's number of output tokens, modulo the length of the list.
+    """Location in `Engine.draft_counts` of two lists of a request: numbers of accepted drafts, and numbers of proposed
+    drafts.
+
+    A step uses the entry at index `n % length` of each list, where `n` is the number of the request's known output
+    tokens.
     """
 
     first_accepted: int = 0
@@ -522,12 +616,14 @@ class RequestDrafts:
     first_proposed: int = 0
     """Index at which the list of numbers of proposed drafts begins."""
     num_proposed: Small = 0
-    """Length of the list of numbers of proposed drafts; 0 if the largest number is always proposed."""
+    """Length of the list of numbers of proposed drafts; 0 if the configured number of drafts is always proposed."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Times:
-    """Times of the events of a request, in seconds; NaN if an event has not happened."""
+    """Times of a request in seconds, on the engine's clock; NaN before the event. `arrival_seq` is the event number
+    (`State.seq`) of the arrival.
+    """
 
     arrival_s: float = 0.0
     arrival_seq: int = 0
@@ -538,40 +634,44 @@ class Times:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Unsure:
-    """Slots of one token whose computation is uncertain; see `totals`."""
+    """Slots that a sequence holds for one unsure token, which may or may not be computed; see `totals`."""
 
     slots: int = 0
-    """Number of slots that the sequence holds for the token."""
+    """Number of slots that the sequence holds for the token, over all tables, or has freed since the last step."""
     allocated_s_sum: float = 0.0
-    """Sum over the `slots` of the times at which they were allocated, in seconds."""
+    """Sum of the allocation times of the `slots`, in seconds. At time `t`, they have been held for `slots * t -
+    allocated_s_sum` slot-seconds.
+    """
     slot_s: float = 0.0
-    """Slot-seconds for which the slots were held in vain; minus infinity if the token was computed."""
+    """Slot-seconds for which slots were held and freed again although the token was not computed; minus infinity once
+    it was computed.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Line:
-    """Entry `i` of three independent lists. Each list has room for all requests."""
+    """Entries at one index of three independent lists. Each list has room for all requests."""
 
     arrived: int = 0
-    """Number of the request that was sent as number `i`."""
+    """List of sequence numbers in the order in which requests were sent."""
     ended: int = 0
-    """Number of the sequence that ended as number `i`."""
+    """List of sequence numbers in the order in which sequences ended."""
     heap: int = 0
-    """Number of the sequence in entry `i` of the heap of waiting sequences. The heap is used only with priorities."""
+    """Binary heap of the numbers of waiting sequences. Used only with priorities."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lists:
-    """Entry `i` of four independent lists, which few steps use."""
+    """Entries at one index of four independent lists of numbers."""
 
     order: int = 0
-    """Number of the sequence that compaction places as number `i`."""
+    """Sequences in the order in which compaction lays them out."""
     preempted: int = 0
-    """Number of the sequence that is preempted as number `i` in the step being scheduled."""
+    """Sequences that the step being scheduled has preempted, in order."""
     unsure: int = 0
-    """Number of the sequence that, as number `i` since the last step, freed slots of tokens not surely computed."""
+    """Sequences that, since the last step, freed slots of tokens that may not have been computed; see `totals`."""
     free_place: int = 0
-    """Free place number `i`: an index of tables that belong to no sequence."""
+    """Stack of free places: indices of groups of records in `Engine.tables` that no sequence uses."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -585,9 +685,11 @@ class Group:
     mode: int = 0
     """States that a recurrent group keeps: `LIVE_STATE`, `EVERY_STATE` or `ALIGNED`."""
     most_blocks: int = 0
-    """Largest number of blocks that one sequence holds at once. Used for windows and chunks."""
+    """Largest number of blocks that one sequence holds at once. Used only for windows and chunks."""
     hashes_per_block: int = 0
-    """Number of prompt hashes that one block covers."""
+    """Number of prompt hashes that one block covers. All groups use the same hashes, each of an equal number
+    of tokens.
+    """
     token_slots: int = 0
     """Number of slots that one token takes in a block; 0 if blocks hold states."""
     state_slots: int = 0
@@ -595,25 +697,33 @@ class Group:
     num_of_kind: int = 0
     """Number of groups of the same kind, including this one. Their tables have equal lengths."""
     kind_slots: int = 0
-    """Number of slots that one token, or one state, takes in all groups of the kind."""
+    """Number of slots that one token takes in all groups of the kind together. For recurrent groups, the slots of one
+    state.
+    """
     keeps_some: bool = False
     """True if some full blocks are never put into the prefix cache, because no hit can need them."""
     reuses_first: bool = False
     """True if freed blocks without a prefix go to the head of the free queue, so that they are allocated first."""
     reuses_left_first: bool = False
-    """True if blocks without a prefix go to the head of the free queue when they leave the window."""
+    """True if a block without a prefix goes to the head of the free queue when it is freed because its tokens left the
+    window. `reuses_first` is for blocks of sequences that end.
+    """
     frees_over_gaps: bool = False
-    """True if freeing of old states goes on past null entries of the table; False if it stops at the first one."""
+    """True if freeing blocks that are no longer read starts at the first entry not freed yet. False if it goes
+    backwards and stops at the first null block.
+    """
     keeps_all: bool = False
     """True if every full block is put into the prefix cache."""
     drops_hit: bool = False
-    """True if the last block of a hit is computed again, because a group of this kind has layers of the draft model."""
+    """True if the last hit block of this group is computed again, because layers of its kind belong to the
+    draft model.
+    """
     has_dropped_hit: bool = False
-    """True if the lookup has left out the group's last hit block (see `drops_hit`) since the common hit last
-    changed.
+    """True if the current lookup has already left out the group's last hit block (`drops_hit`). Reset whenever the hit
+    of all groups becomes shorter.
     """
     extra_tokens: int = 0
-    """Number of tokens before the window that are kept, because drafting modules may compute them again."""
+    """Number of tokens before the window that are kept, because the draft model may compute the last tokens again."""
     first_entry: int = 0
     """Offset of the group's table in the entries of one sequence; see `Engine.tables`."""
     next_of_kind: int = 0
@@ -621,7 +731,9 @@ class Group:
     next_in_lookup: int = 0
     """Index of the first group of the kind that is looked up after this one; -1 if this kind is the last."""
     num_duplicate_entries: int = 0
-    """Number of entries in the group's tables minus the number of distinct blocks there, without null blocks."""
+    """Number of entries, without null blocks, in all tables of the group, minus the number of distinct blocks
+    in them.
+    """
     num_hits: int = 0
     """Number of hit blocks, null blocks included, of the sequence being admitted."""
 
@@ -637,13 +749,13 @@ class Table:
     num_held: Small = 0
     """Number of entries that are not null blocks."""
     num_cached: Small = 0
-    """Number of leading entries that need not be put into the prefix cache any more: they are in it, or never will
-    be.
-    """
+    """Number of leading entries that prefix caching has processed. Each was put into the cache or left out for good."""
     num_removed: Small = 0
-    """Number of leading entries whose blocks were freed. Used only in aligned recurrent groups."""
+    """Number of leading entries that were passed when old states were freed. Used only with `Group.frees_over_gaps`."""
     previous_state: Small = 0
-    """Index of the entry with the second newest state; -1 for none. Used only in aligned recurrent groups."""
+    """Index of the entry with the state before the newest one; -1 if there is none. Used only in aligned recurrent
+    groups.
+    """
     owns_state: bool = False
     """True if the sequence has allocated a state, in addition to the states that it hit."""
 
@@ -670,7 +782,9 @@ class Stage:
     free_s: float = 0.0
     """Time at which the stage has computed all launched steps, in seconds."""
     throttle: float = 0.0
-    """Share by which the power limit lowered the GPUs' clock at the time `throttled_at_s`."""
+    """Degree to which the power limit throttled the GPUs at the time `throttled_at_s`: from 0 after a long rest to 1
+    after long prefills.
+    """
     throttled_at_s: float = 0.0
     """Time at which `throttle` was last updated, in seconds."""
 
@@ -684,8 +798,8 @@ class Block(Bucketed):
     refs: Small = 0
     """Number of tables that contain the block."""
     cached_in: Small = 0
-    """Number of the step in which the block got its key; `HAS_TAIL` for a block without a key in which the last hash of
-    a prompt ends.
+    """Value of `State.num_scheduled` when the block got its key. `HAS_TAIL` if it has no key, but contains the last
+    hash boundary of a prompt.
     """
     key: int = 0
     """Key of the prefix that the block holds; `NO_KEY` if it holds none."""
@@ -693,10 +807,10 @@ class Block(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class ExpiryCount:
-    """Working memory of one block while expired tokens are counted."""
+    """Working memory of `groups.expired_slots` for one block."""
 
     seen_in: Small = 0
-    """Number of the last count that visited the block; see `State.num_expiry_counts`."""
+    """Value of `State.num_expiry_counts` in the last count that visited the block."""
     num_seen: Small = 0
     """Number of tables with the block that this count has visited."""
     least_expired: Small = 0
@@ -715,7 +829,7 @@ class Bucket:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Hole:
-    """Free range of a contiguous memory."""
+    """Free range of a contiguous memory: `length` slots from `address` on."""
 
     address: int = 0
     length: int = 0
@@ -742,14 +856,16 @@ class Rectangle:
     num_live: int = 0
     live_prompt_tokens: int = 0
     live_new_tokens: int = 0
-    """Number of output tokens that all live rows together have at their ends."""
+    """Number of output tokens, summed over the rows that have not ended, that each will have when it ends."""
     next_end: int = 0
-    """Number of the batch's next step, counted from 0, before which rows end."""
+    """Number of the next step, counted from 0 in the batch, before which at least one row ends."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Step:
-    """One recorded step. `StepShape` describes the fields of its shape, `totals` those of its slots."""
+    """Row of one recorded step: its shape (see `StepShape`), the lengths of the queues, and numbers of units and slots
+    after scheduling (see `totals`).
+    """
 
     seq: int = 0
     start_s: float = 0.0
@@ -794,8 +910,8 @@ class Output:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gap:
-    """Lengths of the queues, and totals of the slots (see `totals`), from an output to the next step. A gap is recorded
-    only if no other step is in flight in that time.
+    """Lengths of the queues and totals of the slots (see `totals`) from the processing of an output to the next step.
+    Recorded only if no recorded step is in flight in this time.
     """
 
     before: int = 0
@@ -819,7 +935,7 @@ class Gap:
 
 @dataclass(slots=True, eq=False, repr=False)
 class MemoryRow:
-    """One change of ownership: a row of the recording's memory table."""
+    """One change of ownership: a row of the recording's memory table, with the same columns."""
 
     seq: int = 0
     step: Small = 0
@@ -836,7 +952,7 @@ class MemoryRow:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Moment:
-    """One event to replay; see `moments`."""
+    """One event of a replay; see `moments` for the values of `kind`."""
 
     kind: Small = 0
     sequence: Small = 0
@@ -845,7 +961,9 @@ class Moment:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ScheduleRow:
-    """Consecutive steps that each compute the same number of tokens of a request: a row of the recording's schedule."""
+    """Row of the recording's schedule: `repeat` consecutive steps, from number `step` on, each compute `tokens` tokens
+    of request `request`.
+    """
 
     step: Small = 0
     request: Small = 0
@@ -853,8 +971,8 @@ class ScheduleRow:
     tokens: Small = 0
     repeat: Small = 0
     known: Small = 0
-    """Number of tokens of the request that were final at the row's step: prompt and processed outputs. With drafts
-    only.
+    """Number of tokens of the request when the row was written: its prompt and the outputs processed by then. Recorded
+    only with drafts.
     """
     outputs: Small = 0
-    """Number of tokens that the output of the row's step gave the request. With drafts only."""
+    """Number of tokens that the output of the row's step gave the request; 0 without drafts."""

@@ -30,11 +30,13 @@ class Room:
     widths: list[int]
     """Number of entries in the longest table of each KV-cache group."""
     num_holes: int
-    """Twice the largest number of free ranges of a contiguous memory: compaction saves them in the second half."""
+    """Length of `Engine.holes`: twice the largest number of free ranges of a contiguous memory. Compaction saves the
+    ranges in the second half.
+    """
     rows_of_loads: int
     """Largest number of rows of the memory table that loads write in one step."""
     rows_of_step: int
-    """Largest number of rows of the memory table that one step writes, with `rows_of_loads`."""
+    """Largest number of rows of the memory table that one step writes, including `rows_of_loads`."""
 
     @property
     def width(self) -> int:
@@ -48,7 +50,7 @@ class Room:
     ) -> Room:  # fmt: skip
         """Return the capacities that the requests of `demand` need.
 
-        A sequence may have slots for up to `tokens_ahead` tokens after its last one.
+        A sequence may have slots for up to `tokens_ahead` tokens beyond its last token.
 
         Raises:
             BudgetError: the pool has too many blocks, or the tables too many entries.
@@ -103,7 +105,9 @@ def _table_widths(
 
 
 def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Return the largest number of free ranges, plus one that exists only while ranges change."""
+    """Return the largest number of free ranges of a contiguous memory, plus one as a scratch record for a change; 0 for
+    other memory.
+    """
     if not isinstance(policy, Contiguous):
         return 0
     return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1
@@ -122,7 +126,9 @@ def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int
 
 
 def num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
-    """Return the number of buckets of prefix keys or, for sorted static batches, of prompt lengths; 1 for neither."""
+    """Return the number of buckets. They hold prefix keys or, for static batches that are sorted, prompt lengths. If
+    the policy needs no buckets, return 1.
+    """
     if isinstance(policy, Radix):
         return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
     if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:

@@ -21,7 +21,7 @@ from kvsim.engine.state import ABORTED, FINISHED, LOADING, PREEMPTED, RUNNING, W
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BuiltInRules:
-    """Decisions of a step, as functions that can be compiled; see `state.Rules`."""
+    """Decisions of a step, as functions that can be compiled. The fields are the methods of `state.Rules`."""
 
     name: str
     fill_step: Callable[[Engine], int]
@@ -303,8 +303,8 @@ def num_tokens_to_continue(engine: Engine, sequence: Sequence, budget: int) -> i
 
 @part
 def _num_tokens_to_start(engine: Engine, sequence: Sequence, computed: int, budget: int) -> int:
-    """Return the number of tokens that a waiting sequence computes in its first step. 0: the step admits no further
-    sequence. `SKIP`: the step skips this sequence.
+    """Return the number of tokens that a waiting sequence computes in its first step. If it cannot be admitted, return
+    0 to end the admissions of this step, or `SKIP` to skip only this sequence.
     """
     settings, num_tokens = engine.settings, sequence.num_tokens - computed
     engine.state.num_padding_drafts = 0
@@ -337,7 +337,9 @@ def _num_tokens_to_start(engine: Engine, sequence: Sequence, computed: int, budg
 @part
 def _most_prompt_tokens(engine: Engine) -> int:
     """Return the largest number of tokens of one prompt that this step may compute; 0 if only the budget limits it.
-    Most releases of vLLM ignore the threshold if no other sequence runs or waits.
+
+    This is `long_prefill_token_threshold`, which may be adaptive. Most releases of vLLM ignore it if no other sequence
+    runs or waits.
     """
     settings, state = engine.settings, engine.state
     if not settings.lone_prompt_is_limited and state.num_running + state.num_waiting <= 1:
@@ -350,7 +352,9 @@ def _most_prompt_tokens(engine: Engine) -> int:
 
 @part
 def has_room(sequence: Sequence, num_tokens: int) -> bool:
-    """Tell whether a running sequence can compute `num_tokens` more tokens without needing or filling a block."""
+    """Tell whether a running sequence can compute `num_tokens` more tokens without a change of its tables, and without
+    a block that becomes ready for the prefix cache.
+    """
     total = sequence.computed + num_tokens
     return total <= sequence.room_tokens and min(total, sequence.num_tokens) < sequence.cache_at
 
@@ -406,7 +410,9 @@ def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a policy in Python may look at it
-    """Return the index of the running sequence that was admitted last; with priorities, of the least important one."""
+    """Return the index in `Engine.running` of the sequence that was admitted last; with priorities, of the least
+    important one. At least one sequence runs.
+    """
     state = engine.state
     chosen = state.num_running - 1
     if engine.settings.by_priority:
@@ -537,7 +543,9 @@ def _drop_ended(engine: Engine) -> None:
 
 @part
 def num_running(engine: Engine) -> int:
-    """Return the number of running sequences."""
+    """Return the number of running sequences, which are all that hold memory with vLLM's scheduler, apart from
+    transfers.
+    """
     return engine.state.num_running
 
 

@@ -17,7 +17,7 @@ Engine: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scheduler:
-    """The functions of one scheduler."""
+    """Functions of one scheduler."""
 
     name: str
     """Name of the server program, such as `vllm`."""
@@ -26,7 +26,7 @@ class Scheduler:
     add: Callable[[Engine, Sequence], None]
     """Queue a sequence that has arrived."""
     schedule: Callable[[Engine], None]
-    """Decide the next step, list it in `Engine.batch`, allocate its memory and put it in flight."""
+    """Decide the next step, list its sequences in `Engine.batch`, allocate its memory and put it in flight."""
     awaits_output: Callable[[Engine], bool]
     """Tell whether the output of the oldest step is processed before another step is scheduled."""
     update: Callable[[Engine], None]
@@ -34,7 +34,9 @@ class Scheduler:
     abort: Callable[[Engine, Sequence], None]
     """End a sequence at once, in any state."""
     num_running: Callable[[Engine], int]
-    """Return the number of sequences that hold memory, and of those that a chosen batch will give memory."""
+    """Return the number of sequences that run, for the rows of steps. For SGLang, these are all requests with a row in
+    the request table.
+    """
     is_stalled: Callable[[Engine], bool]
     """Tell whether the engine would wait for ever. `State.stalled_sequence` is then the sequence without room."""
 

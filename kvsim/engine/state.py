@@ -23,19 +23,22 @@ from kvsim.engine.scheduling import Scheduler
 WAITING, RUNNING, PREEMPTED, FINISHED, ABORTED, LOADING = range(6)
 """Values of `Sequence.status`. A sequence that is `LOADING` waits for KV from outside, and has blocks already."""
 FULL_ATTENTION, SLIDING_WINDOW, CHUNKED_LOCAL, MAMBA = range(4)
-"""Kinds of KV-cache groups, by what their layers keep: all tokens, a window, a chunk, or one state."""
+"""Kinds of KV-cache groups, by what their layers keep: all tokens, a window, a chunk, or one recurrent state."""
 LIVE_STATE, EVERY_STATE, ALIGNED = range(3)
 """States that a recurrent group keeps, for each value of vLLM's `mamba_cache_mode`.
 
-`LIVE_STATE` (none): only the newest. `EVERY_STATE` (all): one for each block. `ALIGNED` (align): one for the end of
-each step.
+- `LIVE_STATE` ("none"): only the newest.
+- `EVERY_STATE` ("all"): one for each block.
+- `ALIGNED` ("align"): one for the end of each step.
 """
 FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 """Rules that choose the free range in which a contiguous extent is allocated."""
 NO_KEY = -(1 << 63)
 """Value of `Block.key` of a block that holds no prefix."""
 HAS_TAIL = -1
-"""Value of `Block.cached_in` that marks a block without a key, in which the last hash of a prompt ends."""
+"""Value of `Block.cached_in` of a block without a key that contains the last hash boundary of a prompt; see
+`Settings.marks_tails`.
+"""
 
 
 class Rules(Protocol):
@@ -51,7 +54,9 @@ class Rules(Protocol):
         """Return the waiting sequence to admit next. There is at least one."""
 
     def choose_evicted(self, engine: Engine, /) -> int:
-        """Return the free block to allocate. Called when the head of the free queue holds a cached prefix."""
+        """Return the free block to allocate, which may hold a cached prefix. Called when the head of the free queue
+        holds one; the head is a valid answer.
+        """
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int, /) -> None:
         """Observe that the block in entry `index` of a sequence's table in `group` was put into the prefix cache."""
@@ -64,8 +69,10 @@ class Rules(Protocol):
 
 
 class Engine(NamedTuple):
-    """State of a simulated run. Row `i` of the workload is record `i + 1` of `sequences` and `times`. This index is the
-    number of the sequence, by which all lists of sequences refer to it.
+    """State of a simulated run.
+
+    Request `i` of the workload, counted from 0, is record `i + 1` of `sequences` and `times`. This index is the number
+    of the sequence. Record 0 belongs to no request.
     """
 
     memory: MemoryManager
@@ -75,7 +82,7 @@ class Engine(NamedTuple):
     """Decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
     settings: records.Settings
     step_time_models: Records[Any]
-    """Step-time model of every pipeline stage; in a compiled engine, its coefficients."""
+    """Step-time model of every pipeline stage; in a compiled engine, a record of its coefficients."""
     stages: Records[records.Stage]
     """Pipeline stages, in the order in which a step passes through them."""
     state: records.State
@@ -87,11 +94,13 @@ class Engine(NamedTuple):
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
     quiet_until: Numbers
-    """Number of the last step, counted from 1, in which the scheduler skips a running sequence because it only decodes
-    (see `fast_forward`); 0 if the scheduler visits it. One entry for each entry of `running`.
+    """Number of the last step, counted from 1, up to which each sequence of `running` is quiet; 0 if it is not. See
+    `fast_forward`.
     """
     skipped: Numbers
-    """Numbers of the skipped sequences, in order; in the second half, those skipped by the current step."""
+    """Numbers of the skipped sequences, in two halves of equal length, each filled from its beginning. The first half
+    has those of earlier steps, the second half those of the step being scheduled.
+    """
     adapter_passes: Numbers
     """Value of `State.num_adapter_passes` when each adapter was last in use; empty if adapters are not limited."""
     batch: Numbers
@@ -99,9 +108,13 @@ class Engine(NamedTuple):
     batch_tokens: Numbers
     """Number of tokens that the step computes for each sequence of `batch`."""
     emitting: Numbers
-    """Numbers of the sequences that yield an output: `max_num_seqs` entries per place of `launched`."""
+    """Numbers of the sequences for which each step in flight yields an output. The step at index `i` of `launched` has
+    the entries from `i * max_num_seqs` on. `Launched.num_emitting` entries are valid.
+    """
     emitting_drafts: Numbers
-    """Number of drafts that the step verifies for each sequence in `emitting`; negative if the drafts are padding."""
+    """Number of drafts that the step verifies for each entry of `emitting`; negative if the drafts are padding. Empty
+    without drafts.
+    """
     drafts_by_batch: Numbers
     """Number of tokens drafted after a step, by the number of sequences in the step; empty if it is always the same."""
     given_drafts: Records[records.RequestDrafts]
@@ -109,9 +122,11 @@ class Engine(NamedTuple):
     draft_counts: Numbers
     """Numbers of accepted drafts of all requests, end to end, followed by the numbers of proposed drafts."""
     computing: Numbers
-    """Numbers of the sequences that a step computes, as `emitting`; empty without `Settings.counts_flight`."""
+    """Numbers of the sequences that each step in flight computes, laid out like `emitting`; `Launched.num_computing`
+    entries per step are valid. Empty without `Settings.counts_flight`.
+    """
     computing_tokens: Numbers
-    """Number of tokens that the step computes for each sequence in `computing`."""
+    """Number of tokens that the step computes for each entry of `computing`."""
     lists: Records[records.Lists]
     launched: Records[records.Launched]
     """Steps in flight: a ring of `Settings.most_in_flight` records; see `in_flight`."""
@@ -124,27 +139,32 @@ class Engine(NamedTuple):
     """Keys of the full blocks of all prompts, end to end."""
     blocks: Records[records.Block]
     expiry_counts: Records[records.ExpiryCount]
-    """Working memory for counting expired tokens, one record for each block; empty unless layers have windows."""
+    """Working memory of `groups.expired_slots`, one record for each block. Empty if all groups read every token."""
     buckets: Records[records.Bucket]
     """Buckets of the prefix cache. A block is in the bucket of its key."""
     external: ExternalKV
-    """Loads and late releases of an engine with a host tier or a connector; an empty tuple without both."""
+    """Loads and late releases of an engine with a host tier or a connector. Without both, an empty tuple is in its
+    place.
+    """
     host: HostTier
-    """Second tier on the host; an empty tuple without one, so that compiled code has no code for it."""
+    """Second tier in host memory. Without one, an empty tuple is in its place, so that compiled code has no code for
+    it.
+    """
     encoder: EncoderCache
     """Images of prompts, and the cache of their encoder."""
     connector: ConnectorTables
-    """KV connector; an empty tuple without one."""
+    """KV connector. Without one, an empty tuple is in its place."""
     radix: RadixTables
-    """SGLang's radix cache and the state of its scheduler; an empty tuple for other servers."""
+    """SGLang's radix cache and the state of its scheduler. For other servers, an empty tuple is in its place."""
     holes: Records[records.Hole]
     """Free ranges of a contiguous memory, in order of address."""
     rectangle: records.Rectangle
     first_uses: Any
-    """Additional time of steps of a static batch that use kernels for the first time: two lists, one after the other.
+    """Additional time of the steps of a static batch that use kernels for the first time: `2 * n` numbers, where `n` is
+    the largest number of output tokens of a request.
 
-    Each list has an entry for each step of the batch. The first has the time to choose kernels, in multiples of
-    `Roofline.new_shape_s`. The second has the time to build them, in multiples of `Roofline.new_kernel_s`.
+    Entry `i` is the time to choose kernels in step `i`, in multiples of `Roofline.new_shape_s`. Entry `n + i` is the
+    time to build them, in multiples of `Roofline.new_kernel_s`. Empty for other policies.
     """
     moments: Records[records.Moment]
     """Next events to replay, if the engine runs without a clock; see `moments`."""
@@ -160,5 +180,5 @@ class Engine(NamedTuple):
 
 @part
 def table_of(engine: Engine, sequence: Sequence, group: int) -> Table:
-    """Return the block table of a sequence in `group`. The sequence must have a place."""
+    """Return the block table of a sequence in `group`. The sequence must have tables (`Sequence.place`)."""
     return engine.tables[sequence.place * engine.settings.num_groups + group]

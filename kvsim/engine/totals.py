@@ -3,19 +3,20 @@
 The row of every step has these totals. The share of the pool in each slot state (used, reserved, wasted and so on) is
 calculated from them and from the expired slots (`groups.expired_slots`):
 
-useful      slots that will be written before their sequence ends
-written     slots with computed tokens
-rounding    slots that were allocated beyond those requested
-shared      written slots that another table contains, too
+useful      slots that are written, or will be before their sequence ends written     slots with computed tokens
+rounding    slots that were allocated beyond those requested shared      written slots that another table contains, too
 
 If layers of several kinds share the pool, a slot is a byte. A token takes the bytes of its layers, a recurrent state
 its size in bytes. Bytes of a block that no page fills count as requested, but not as useful.
 
-**Unsure tokens.** With asynchronous scheduling, a stop token is noticed one step late. The slot of the token after it
-is usually computed, but not if the sequence is preempted between its last two steps. The last step of a sequence may
-also verify drafts beyond the end. Only the end of the sequence shows whether such a token is computed, long after its
-slots were allocated. These slots count as useful from their allocation on. `Unsure.slot_s` sums the time for which they
-were held although nothing was written; the sum is subtracted when the run is over.
+**Unsure tokens.** For the last tokens of a sequence, it is not known in advance whether they are computed:
+
+- With asynchronous scheduling, a stop token is noticed one step late. By then, a step is scheduled that computes the
+  stop token. But the sequence may be preempted before that step.
+- With drafts, the last step may verify drafts beyond the end.
+
+Slots of such tokens count as useful when they are allocated. `Unsure.slot_s` sums the time for which they were held
+although the token was never computed. This time is subtracted when the run is over.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from kvsim.engine.state import Engine, table_of
 
 @part
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
-    """Count `more` requested slots that a sequence gets in addition to the `before` slots that it has."""
+    """Count `more` requested slots of a sequence as useful, as far as it will write them. It has `before` slots
+    already.
+    """
     is_sure = before + more <= sequence.full_tokens - sequence.num_unsure
     # A sequence that is moved has held its unsure slots since before the move.
     held = not is_sure and engine.unsure[_first_unsure(engine, sequence)].slots > 0
@@ -44,7 +47,7 @@ def remove_slots(engine: Engine, sequence: Sequence, slots: int) -> None:
 
 @part
 def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_held: int) -> None:
-    """Count the entries of a table after its first `before` ones: `num_held` blocks, otherwise null blocks."""
+    """Count the entries of a table after its first `before` ones: `num_held` blocks, and null blocks for the rest."""
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
     num_blocks = table.num_blocks
@@ -62,9 +65,8 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def remove_unread_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """Subtract `num_blocks` full blocks of a table in use from `State.useful` and `State.written`.
-
-    They are freed because no layer reads them any more.
+    """Subtract `num_blocks` full blocks from `State.useful` and `State.written`. They are freed while the sequence
+    runs, because no layer reads them any more.
     """
     state = engine.state
     table = table_of(engine, sequence, group)
@@ -76,9 +78,10 @@ def remove_unread_blocks(engine: Engine, sequence: Sequence, group: int, num_blo
 
 @part
 def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
-    """Subtract the whole table of a group from `State.useful`.
+    """Subtract the whole table of a group, which is freed, from `State.useful`.
 
-    `State.written` keeps the tokens that the sequence has computed, but not its recurrent states.
+    `State.written` keeps the tokens that the sequence has computed, which `remove_computed` subtracts. Recurrent states
+    are subtracted here.
     """
     state, record = engine.state, engine.groups[group]
     table = table_of(engine, sequence, group)
@@ -95,7 +98,9 @@ def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
 
 @part
 def shared_slots(engine: Engine) -> int:
-    """Return by how much `State.written` counts slots too often, because several tables contain their block."""
+    """Return by how much `State.written` exceeds the number of distinct slots, because several tables contain the same
+    block.
+    """
     total = 0
     for group in range(len(engine.groups)):
         total += engine.groups[group].num_duplicate_entries * block_slots(engine, group)
@@ -111,8 +116,8 @@ def block_slots(engine: Engine, group: int) -> int:
 
 @part
 def remove_computed(engine: Engine, sequence: Sequence) -> None:
-    """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`. If the sequence freed
-    slots of unsure tokens, it is listed for `settle_unsure_slots`.
+    """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`. If the sequence held
+    slots of unsure tokens, add it to `Lists.unsure` for `settle_unsure_slots`.
     """
     state = engine.state
     state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
@@ -136,7 +141,9 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add to `Unsure.slot_s` the time, up to `time_s`, of unsure tokens' slots freed since the last step."""
+    """Add to `Unsure.slot_s` the slot-seconds, up to `time_s`, of the slots of unsure tokens that were freed since the
+    last call.
+    """
     state = engine.state
     for place in range(state.num_unsure):
         sequence = engine.sequences[engine.lists[place].unsure]
@@ -156,8 +163,11 @@ def _first_unsure(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slots: int, is_held: bool) -> None:
-    """Count the useful slots of a sequence whose room grows from `before` to `after` tokens of `slots` slots each. With
-    `is_held`, the unsure tokens have had slots since an earlier time, which is kept.
+    """Count the useful slots of a sequence whose room grows from `before` to `after` tokens, with `slots` slots for
+    each token.
+
+    Unsure tokens among them get the current time as the time of allocation. With `is_held`, they keep their earlier
+    one.
     """
     state = engine.state
     full = sequence.full_tokens

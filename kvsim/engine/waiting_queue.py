@@ -2,8 +2,10 @@
 
 A preempted sequence returns to the front of the list, or to its position in the heap. A pass is the admission part of
 one step. It visits the sequences that earlier passes skipped, and then the queue. A sequence that cannot be admitted
-yet, for example because its KV is loading, is skipped. `Engine.skipped` has two halves: the skipped sequences of
-earlier passes, and those of the current pass, which `end_pass` puts first.
+yet, for example because its KV is loading, is skipped.
+
+`Engine.skipped` has two halves: the first has the sequences that earlier passes skipped, the second those that the
+current pass skips. At its end, `end_pass` moves the second half before the rest of the first.
 
 `State.num_passed_over` counts the waiting sequences that were ever skipped, each once.
 """
@@ -32,7 +34,9 @@ def push(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def push_again(engine: Engine, sequence: Sequence) -> None:
-    """Return a preempted or skipped sequence to the queue."""
+    """Return a preempted or skipped sequence to the queue: to the front of the list or, with priorities, to its
+    position in the heap.
+    """
     if engine.settings.by_priority:
         _sift_up(engine, sequence.number, engine.state.num_queued)
     else:
@@ -116,8 +120,11 @@ def skip(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """End a pass: the sequences that it skipped come before the skipped sequences that it did not visit. With
-    `skipped_keep_places`, the sequences that it skipped return to the queue instead, unless they load or hold blocks.
+    """End a pass. The sequences that it skipped now come first among the skipped ones, followed by those that it did
+    not visit.
+
+    With `skipped_keep_places`, the sequences that the pass skipped return to the queue instead, unless they load or
+    hold blocks. Those left are then in order of priority, if there are priorities.
     """
     state, half = engine.state, len(engine.skipped) // 2
     if engine.settings.skipped_keep_places:
@@ -224,7 +231,9 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Put sequence `number` at the heap's empty entry `index`, or above the parents that it precedes."""
+    """Insert sequence `number` into the heap. Start at the empty entry `index`, and move up while the parent should
+    come after the sequence.
+    """
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap

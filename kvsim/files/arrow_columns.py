@@ -14,22 +14,23 @@ import numpy.typing as npt
 import pyarrow as pa
 
 
-def from_numpy(values: npt.NDArray[Any], kind: pa.DataType, *, nan_is_missing: bool = False) -> pa.Array:
-    """Convert numbers to a pyarrow array of type `kind`, an integer or floating-point type.
+def from_numpy(values: npt.NDArray[Any], data_type: pa.DataType, *, nan_is_missing: bool = False) -> pa.Array:
+    """Convert numbers to a pyarrow array of type `data_type`, an integer or floating-point type.
 
     NaN stays NaN; with `nan_is_missing`, it becomes null.
     """
-    values = np.ascontiguousarray(values, kind.to_pandas_dtype())
+    values = np.ascontiguousarray(values, data_type.to_pandas_dtype())
     unknown = np.isnan(values) if nan_is_missing and values.dtype.kind == "f" else np.zeros(0, bool)
     present = _bits(~unknown) if unknown.any() else None
-    return pa.Array.from_buffers(kind, len(values), [present, pa.py_buffer(values)])
+    return pa.Array.from_buffers(data_type, len(values), [present, pa.py_buffer(values)])
 
 
 def from_values(values: Sequence[str | int | float | bool | None]) -> pa.Array:
-    """Convert values of one type to a pyarrow array. None becomes null; a mix of integers and floats becomes floats.
+    """Convert values to a pyarrow array. They must all be texts, all truth values, or all numbers. None becomes null.
+    If any number is a float, all become floats.
 
     Raises:
-        TypeError: the values are of several other types.
+        TypeError: the values are of several of these kinds, or of another type.
     """
     there = [value for value in values if value is not None]
     kinds = {_kind_of(value) for value in there}

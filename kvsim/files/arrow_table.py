@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Largest number of bytes of all texts of a column. Parquet stores repeated texts once, so a small file has more."""
+"""Largest number of bytes of all texts in a column, once repeated texts are written out. In a Parquet file, a repeated
+text may take a few bits.
+"""
 
 
 def read_table(file: Path) -> pa.Table:
@@ -49,7 +51,8 @@ def is_parquet(file: Path) -> bool:
 
 
 def read_parquet(file: Path, columns: Collection[str] | None = None) -> pa.Table:
-    """Read the `columns` that a Parquet file has. None: all its columns but those of lists and objects.
+    """Read a Parquet file: those of its columns that are named in `columns`. If `columns` is None, read all but those
+    of lists and objects. Names that the file lacks are ignored.
 
     Raises:
         ValueError: the file is damaged, or would expand to an implausible size.

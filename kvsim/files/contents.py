@@ -20,7 +20,7 @@ TOML_BYTES = 1 << 20
 Those that come with kvsim are many times smaller.
 """
 TEXT_BYTES = 1 << 26
-"""Largest number of bytes of a model's `config.json`, or of an oracle's workload."""
+"""Largest number of bytes of a model's `config.json`, or of a workload of `kvsim.conformance`."""
 META_BYTES = 1 << 28
 """Largest number of bytes of a recording's `meta.json`: enough to list every unit of the largest pool."""
 TABLE_BYTES = 1 << 31

@@ -10,5 +10,7 @@ from typing import Any
 
 
 def line(*event: Any) -> bytes:
-    """Return an event, its kind and its fields, as a line of JSON with its line break."""
+    """Return the kind and the fields of an event, given as separate arguments, as a line of JSON with its
+    line break.
+    """
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"

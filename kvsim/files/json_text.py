@@ -32,10 +32,10 @@ def parse(
 
 
 def check_limits(text: str) -> None:
-    """Check the limits `MOST_NESTED` and `MOST_VALUES`.
+    """Check that a JSON text has no more than `MOST_NESTED` lists and objects, and `MOST_VALUES` commas.
 
     Raises:
-        ValueError: `text` exceeds one.
+        ValueError: it has more.
     """
     num_nested = text.count("[") + text.count("{")
     if num_nested > MOST_NESTED:
@@ -46,10 +46,10 @@ def check_limits(text: str) -> None:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object with these keys and values.
+    """Return the object with these (key, value) pairs. `json.loads` calls this for every object.
 
     Raises:
-        ValueError: a key is repeated; its meaning would be open.
+        ValueError: a key is repeated, so that the object would be ambiguous.
     """
     document = dict(pairs)
     if len(document) < len(pairs):

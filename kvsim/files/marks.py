@@ -28,14 +28,14 @@ MARK_BYTES = 128
 _MARK = re.compile(rb"Made by: kvsim ([a-z]+) [0-9a-f]{32}")
 _PNG_SIGNATURE, _PNG_HEAD_BYTES = b"\x89PNG\r\n\x1a\n", 33
 """Signature of a PNG file, and the number of bytes of the signature (8) and the header chunk (25) together."""
-_Kind: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
+_Format: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 
 def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None:
     """Write the mark of `kvsim COMMAND` into a file without one. A text gets it at its end, as a `comment`."""
     with _mapped(file) as content:
-        at = _place(content)
-        framed = _framed(_kind(content), command, _digest(command, content, at, at), comment) + content[at:]
+        at = _mark_at(content)
+        framed = _framed(_format_of(content), command, _digest(command, content, at, at), comment) + content[at:]
     with file.open("r+b") as opened:
         opened.seek(at)
         opened.write(framed)
@@ -44,14 +44,14 @@ def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None
 def maker_of(file: Path) -> str | None:
     """Return the command of kvsim that wrote `file`; None if it has no mark, was changed, or cannot be read."""
     with suppress(OSError, ValueError), _mapped(file) as content:  # ValueError for an empty file
-        kind, at = _kind(content), _place(content)
-        near = content[at : at + MARK_BYTES] if kind == "png" else content[max(0, at - MARK_BYTES) : at]
+        file_format, at = _format_of(content), _mark_at(content)
+        near = content[at : at + MARK_BYTES] if file_format == "png" else content[max(0, at - MARK_BYTES) : at]
         for command in (found[1].decode() for found in _MARK.finditer(near)):
             for comment in (HTML_COMMENT, HASH_COMMENT):
-                length = len(_framed(kind, command, "0" * 32, comment))
-                begin = at if kind == "png" else max(0, at - length)
+                length = len(_framed(file_format, command, "0" * 32, comment))
+                begin = at if file_format == "png" else max(0, at - length)
                 digest = _digest(command, content, begin, begin + length)
-                if content[begin : begin + length] == _framed(kind, command, digest, comment):
+                if content[begin : begin + length] == _framed(file_format, command, digest, comment):
                     return command
     return None
 
@@ -62,7 +62,7 @@ def _mapped(file: Path) -> Iterator[mmap.mmap]:
         yield content
 
 
-def _kind(content: mmap.mmap) -> _Kind:
+def _format_of(content: mmap.mmap) -> _Format:
     """Return the format of a file from its first and last bytes. All unknown formats count as text."""
     if content[:8] == _PNG_SIGNATURE:
         return "png"
@@ -75,9 +75,9 @@ def _kind(content: mmap.mmap) -> _Kind:
     return "parquet" if content[:4] == content[-4:] == b"PAR1" else "text"
 
 
-def _place(content: mmap.mmap) -> int:
-    """Return the position of the mark in bytes: of its begin in a PNG, of its end in all other formats."""
-    match _kind(content):
+def _mark_at(content: mmap.mmap) -> int:
+    """Return the position of the mark, in bytes: its first byte in a PNG, the byte after it in all other formats."""
+    match _format_of(content):
         case "png":
             return _PNG_HEAD_BYTES
         case "gif":
@@ -89,10 +89,10 @@ def _place(content: mmap.mmap) -> int:
     return len(content)
 
 
-def _framed(kind: _Kind, command: str, digest: str, comment: Comment) -> bytes:
+def _framed(file_format: _Format, command: str, digest: str, comment: Comment) -> bytes:
     """Return the mark in bytes that readers of the format skip: a comment, or a chunk of an unused type."""
     mark = f"Made by: kvsim {command} {digest}".encode()
-    match kind:
+    match file_format:
         case "png":
             chunk = b"tEXtSoftware\0" + mark
             return (len(chunk) - 4).to_bytes(4) + chunk + zlib.crc32(chunk).to_bytes(4)

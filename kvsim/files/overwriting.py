@@ -90,18 +90,20 @@ def description(text: bytes) -> str:
     return f"kvsim, described in {hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 
-def describes(words: Path, figure: Path) -> bool:
-    """Tell whether kvsim wrote the text file `words` and the `figure` that it describes, and both are unchanged."""
+def describes(text_file: Path, figure: Path) -> bool:
+    """Tell whether kvsim wrote the text in `text_file` and the `figure` that it describes, and both are unchanged."""
     with suppress(OSError):
-        said = description(content_of(words, _DESCRIBED_BYTES)).encode()
+        said = description(content_of(text_file, _DESCRIBED_BYTES)).encode()
         return maker_of(figure) is not None and said in figure.read_bytes()
     return False
 
 
 def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe the file `target`: words for what it is, the commands that may replace it, and whether it is unchanged.
+    """Describe the file `target`. Return three values:
 
-    Without commands (an empty set), only --overwrite replaces it. With None in place of the set, nothing may.
+    - what it is, as words for a message;
+    - the commands of kvsim that may replace it: an empty set if only --overwrite may, None if not even that may;
+    - whether it is unchanged since kvsim wrote it.
     """
     if target.exists() and not target.is_file():
         return "there and no ordinary file", None, False
@@ -160,7 +162,9 @@ def _document(target: Path) -> dict[str, Any]:
 
 
 def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe a recording with the files `names` as `_file` does. Only a simulation counts as unchanged."""
+    """Describe a recording with the files `names` as `_file` does. Only a simulation may count as unchanged; a capture
+    of a real run never does.
+    """
     document = _document(target)
     if not document:
         return "a folder that holds something else", None, False

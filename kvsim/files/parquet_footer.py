@@ -62,9 +62,9 @@ def declared(file: Path) -> DeclaredSizes | None:
 def oversized(file: Path) -> str | None:
     """Return a clause about what is implausible in the footer of a file; None if nothing is.
 
-    This is a footer that cannot be followed, a negative number, or a size too large for that of the file. A column of
-    equal values is small in a file and large in memory. Files of kvsim have at most about 6 values and 8 uncompressed
-    bytes per byte of the file.
+    A footer is implausible if it cannot be followed, declares a negative number, or declares a size too large for that
+    of the file. A column of equal values is small in a file and large in memory, so the limits are wide. Files of kvsim
+    have at most about 6 values and 8 uncompressed bytes per byte of the file.
     """
     sizes, file_bytes = declared(file), file.stat().st_size
     if sizes is None:
@@ -101,7 +101,9 @@ class _Compact:
         self._data, self._at = data, 0
 
     def struct(self, wanted: Mapping[int, _Field], depth: int = 0) -> dict[int, Any]:
-        """Read a structure at nesting `depth`. Return its `wanted` fields, those that have the expected types."""
+        """Read a structure at nesting `depth`. Return those of its fields that are `wanted` and have the expected type,
+        by field number. All other fields are skipped.
+        """
         if depth > _DEEPEST:
             raise RecursionError
         found, field = {}, 0

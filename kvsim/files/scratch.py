@@ -64,7 +64,8 @@ def scratch_beside(target: Path) -> Iterator[Path]:
 def _remove_folders_in_use() -> None:
     """Remove the scratch folders that are left when the process ends.
 
-    A signal handler may raise its exception after a folder is created and before the `try` that would remove it.
+    `scratch_beside` removes its folder at the end of its block. But an exception from a signal handler may be raised
+    after the folder is created and before that block begins.
     """
     for scratch in _in_use:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,1 +1,3 @@
-"""Memory without time: allocators, and the states of slots. This package knows no clock, no future and no file."""
+"""Memory without simulated time: allocators, and the states of slots. The package needs no engine, no workload and no
+files.
+"""

@@ -33,7 +33,9 @@ MIB = 1024 * KIB
 ROUNDING_BYTES = 512
 """Requests are rounded up to multiples of this number of bytes."""
 SMALL_LIMIT_BYTES = MIB
-"""Largest request, in bytes, from the pool of small blocks. Large blocks are split only if the rest exceeds it."""
+"""Largest request, in bytes, from the pool of small blocks. A larger block is split only if the rest is larger than
+this.
+"""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB
@@ -45,7 +47,9 @@ _HIGHEST_ADDRESS = 1 << 47
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Numbers of bytes and segments, over all pools. The names are those of `torch.cuda.memory_stats`."""
+    """Numbers of bytes and segments, over all pools: the current values in `torch.cuda.memory_stats`, such as
+    `allocated_bytes.all.current`.
+    """
 
     allocated_bytes: int
     """Bytes of the blocks in use. PyTorch's `active_bytes` also counts freed blocks that another stream still uses."""
@@ -76,20 +80,20 @@ class _SegmentPiece:
 class CachingAllocator:
     """Allocator for the memory of one GPU. Addresses are in bytes."""
 
-    def __init__(self, capacity_bytes: int | None = None, place: Callable[[int], int] | None = None) -> None:
+    def __init__(self, capacity_bytes: int | None = None, place_segment: Callable[[int], int] | None = None) -> None:
         """Start without segments.
 
         Args:
             capacity_bytes: bytes that the driver can give; None for no limit.
-            place: function that returns the address of a new segment from its number of bytes. By default, each segment
-                lies below the last one, as in most recorded histories.
+            place_segment: function that returns the address of a new segment from its number of bytes. By default, each
+                segment lies below the last one, as in most recorded histories.
         """
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.requested_bytes = self.reserved_bytes = self.inactive_split_bytes = 0
         self.peak_allocated_bytes = self.peak_requested_bytes = self.peak_reserved_bytes = 0
         self.num_retries = 0
         """Number of times that the driver had no memory left, so that all unused segments were returned to it."""
-        self._place = place or self._below_the_last
+        self._place = place_segment or self._below_the_last
         self._lowest = _HIGHEST_ADDRESS
         self._segments: dict[int, int] = {}
         self._used: dict[int, _SegmentPiece] = {}
@@ -108,7 +112,9 @@ class CachingAllocator:
         )
 
     def reset_peaks(self) -> None:
-        """Reset the peaks to the current values."""
+        """Set `peak_allocated_bytes`, `peak_requested_bytes` and `peak_reserved_bytes` to the current numbers
+        of bytes.
+        """
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_requested_bytes = self.requested_bytes
         self.peak_reserved_bytes = self.reserved_bytes

@@ -9,7 +9,8 @@ copies it first. Full blocks are never written again, so only last blocks are co
     cache.append(first)     # copies the last block, if it is not full
     cache.append(second)    # its last block is no longer shared
 
-Tokens are not modelled: `beam_search` draws the kept branches at random.
+Tokens and their scores are not modelled. So `beam_search`, which forks and frees branches, draws at random which ones
+continue.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class CountedBlocks:
     """Blocks with reference counts. A count is the number of tables that contain the block."""
 
     def __init__(self, num_blocks: int) -> None:
-        """Start with `num_blocks` free blocks."""
+        """Start with all `num_blocks` blocks free, numbered from 0."""
         if num_blocks < 1:
             raise BudgetError(f"a pool cannot have {num_blocks} blocks; give it at least 1.")
         self.num_blocks = num_blocks
@@ -99,7 +100,7 @@ class BranchingCache:
 
     @property
     def num_without_sharing(self) -> int:
-        """Number of blocks that would be in use without sharing."""
+        """Number of blocks that the branches would need if each had its own copy of every block."""
         return sum(len(branch.blocks) for branch in self._branches)
 
     def start(self, prompt_tokens: int) -> Branch:
@@ -153,7 +154,7 @@ class BranchingCache:
         return Breakdown(slots=np.array(slots))
 
     def check_integrity(self) -> None:
-        """Raise an error unless reference counts match the tables, and every slot has one state."""
+        """Raise an `IntegrityError` unless reference counts match the tables, and every slot has exactly one state."""
         self.pool.check_integrity()
         named = Counter(block for branch in self._branches for block in branch.blocks)
         for block, count in named.items():
@@ -205,9 +206,9 @@ def beam_search(
     reshuffle: float,
     rng: np.random.Generator,
 ) -> Sharing:
-    """Run a beam search with `width` beams for one answer of `output_tokens` tokens, in an empty `cache`.
+    """Run a beam search with `width` beams, each of `output_tokens` tokens, in an empty `cache`.
 
-    After every token, with probability `reshuffle`, each beam is replaced by a copy of a randomly drawn beam. So some
+    In each step, with probability `reshuffle`, all beams are replaced: each by a copy of a randomly drawn beam. So some
     beams are continued several times and others are dropped. With a `reshuffle` of 0, this is parallel sampling:
     `width` answers to one prompt.
 
@@ -234,7 +235,7 @@ def beam_search(
 
 
 def _forks(cache: BranchingCache, beams: list[Branch], parents: list[int]) -> list[Branch]:
-    """Return a fork of beam `parents[i]` for each `i`, and free the beams that are no parents."""
+    """Return, for each `i`, a beam that continues beam `parents[i]`. Free the beams that are not parents."""
     forks = []
     for parent, count in Counter(parents).items():
         forks += [beams[parent], *(cache.fork(beams[parent]) for _ in range(count - 1))]

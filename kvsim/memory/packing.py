@@ -1,7 +1,7 @@
-"""Pack sequences for training into rows of equal length, such as [A, end, B, end, padding], or pad batches.
+"""Pack sequences for training into rows of equal length, or pad each batch to its longest sequence.
 
-Training knows all lengths in advance and keeps no KV, so its memory can be almost full without paging. Rows are filled
-like boxes, the longest sequence first.
+A packed row has several sequences: the tokens of A, an end token, the tokens of B, an end token, and padding. Training
+knows all lengths in advance and keeps no KV, so its memory can be almost full without paging.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
     """Pack the sequences, from the longest to the shortest, each into the first row of `row_tokens` slots that has
     room.
 
-    The number of rows is at most 11/9 of the minimum plus one. With real lengths, almost no slot stays empty. The time
+    The number of rows is at most 11/9 of the minimum, plus one. With real lengths, almost no slot stays empty. The time
     is of order n log n.
 
     Raises:

@@ -1,14 +1,20 @@
 """Split the slots of a pool into eight states, for every policy.
 
 One slot holds the keys and values of one token in all layers. If layers of several kinds share the pool, a slot is a
-byte. An *extent* is the memory of one sequence, written from its beginning::
+byte. An *extent* is the memory of one sequence, written from its beginning. Five offsets, in slots, say where its
+states begin and end::
 
-    0        pad                     computed            full          requested    length
-    | padding | token token token ... | reserved ...       | internal ... | external  |
+    0         pad                     computed       full           requested    length
+    | PADDING | TOKEN TOKEN TOKEN ... | RESERVED ... | INTERNAL ... | EXTERNAL ...|
 
-`pad` slots come from padding a batch to a rectangle. `full` is the end of the sequence's last live token, `requested`
-the requested length, and `length` the length after rounding by the allocator. A sequence that has ended, but is written
-until its batch ends, has `computed` beyond `full`: all slots of its row are padding.
+- `pad`: end of the padding before the sequence, which makes the rows of a batch equally long.
+- `computed`: end of the tokens that are computed now.
+- `full`: end of the tokens that will be computed when the sequence ends.
+- `requested`: end of the slots that the sequence asked for.
+- `length`: end of the extent, which the allocator rounded up.
+
+A sequence that has ended may still be written until its whole batch ends. Then `computed` exceeds `full`, and all
+written slots of its row are padding.
 """
 
 from __future__ import annotations
@@ -41,14 +47,18 @@ class SlotState(IntEnum):
     CACHED = 5
     """Allocatable and in no table. Holds the KV of a cached prefix, which a request can hit."""
     EXTERNAL = 6
-    """Free, but in a piece too small for the head of the queue; or added to an allocation by rounding."""
+    """Lost outside of requests: rounding has added the slot to an allocation, or the slot is free in a piece too small
+    for the head of the queue.
+    """
     FREE = 7
     """Allocatable, in no table and not cached."""
 
 
 NUM_STATES = len(SlotState)
 HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED)
-"""States of the slots in tables of live sequences. Slots that rounding added are not among these."""
+"""States of slots that live sequences have requested. `EXTERNAL` is not included, though rounding adds such slots to
+their allocations.
+"""
 
 
 def split_extent(
@@ -85,7 +95,9 @@ def split_extent(
 
 
 class SlotTotals(NamedTuple):
-    """Numbers of slots from which `states` computes the eight states, at one moment or, as arrays, at several."""
+    """Numbers of slots from which `states` computes the eight states. Each field is an integer, or an array of integers
+    for several moments.
+    """
 
     free: Any
     """Number of slots in no table."""
@@ -96,9 +108,11 @@ class SlotTotals(NamedTuple):
     rounding: Any
     """Number of slots that rounding added to the requested ones, summed over tables."""
     written: Any
-    """Number of slots with the KV of live tokens, summed over tables: a shared slot counts in each table."""
+    """Number of slots with the KV of tokens of running sequences, expired tokens included. A shared slot counts in each
+    table.
+    """
     useful: Any
-    """Number of slots that the sequences will have written before they end, summed over tables."""
+    """Number of slots that are written, or will be before their sequence ends, summed over tables."""
     padding: Any
     """Number of slots with padding: pad tokens, and the rows of ended sequences in a running batch."""
     shared: Any
@@ -107,8 +121,8 @@ class SlotTotals(NamedTuple):
     """Number of written slots whose tokens no later step reads. A shared slot counts once."""
 
     def states(self, capacity: int) -> npt.NDArray[np.int64]:
-        """Return the number of slots in each state, for a pool of `capacity` slots. The shape is (8,), or (8, moments)
-        if the totals are arrays. The order is that of `SlotState`.
+        """Return the number of slots in each state, for a pool of `capacity` slots, in the order of `SlotState`. The
+        shape is (8,), or (8, moments) if the fields are arrays.
         """
         empty = np.asarray(self.free) - self.cached
         unusable = np.minimum(self.unusable, empty)
@@ -141,7 +155,7 @@ class Breakdown:
 
     @property
     def allocated(self) -> int:
-        """Number of slots in tables of live sequences. Slots that tables got only by rounding up do not count."""
+        """Number of slots that live sequences have requested. Slots that rounding added do not count."""
         return self.capacity - self[SlotState.CACHED] - self[SlotState.FREE] - self[SlotState.EXTERNAL]
 
     def check(self, capacity: int) -> None:

@@ -43,7 +43,7 @@ def test_a_request_is_rounded_and_its_segment_too(asked: int, held: int, segment
 
 def test_the_smallest_block_that_fits_is_taken_and_the_lowest_of_equals() -> None:
     places = iter([300 * MIB, 100 * MIB, 200 * MIB, 500 * MIB])
-    allocator = CachingAllocator(place=lambda _: next(places))
+    allocator = CachingAllocator(place_segment=lambda _: next(places))
     blocks = [allocator.allocate(size * MIB) for size in (40, 40, 30, 60)]
     for block in blocks:
         allocator.free(block)
@@ -173,7 +173,7 @@ def test_a_history_from_the_first_tensor_on_is_reproduced_address_for_address() 
         assert num_bytes == recorded
         return int(address)
 
-    allocator = CachingAllocator(place=place)
+    allocator = CachingAllocator(place_segment=place)
     for before, (action, address, size) in zip(["", *history.action.tolist()], rows, strict=False):
         if action == "alloc":
             assert allocator.allocate(size) == address
@@ -275,7 +275,7 @@ def _in_the_middle(history: AllocatorHistory) -> CachingAllocator:
                 used[address] = size
             born.discard(address)
     places = iter([address for action, address, _ in rows if action == "segment_alloc"])
-    allocator = CachingAllocator(place=lambda _: next(places))
+    allocator = CachingAllocator(place_segment=lambda _: next(places))
     for begin, length in BEGINS_WITH:
         inside = sorted(address for address in used if begin <= address < begin + length)
         blocks = {}
