@@ -35,9 +35,9 @@ class Run(Recording):
         return cls(**{field.name: getattr(recording, field.name) for field in fields(Recording)})
 
     def summary(self) -> Summary:
-        """Return throughput, latencies, batch sizes, preemptions, and the shares of the eight states of a slot.
+        """Return throughput, latencies, batch sizes, preemptions, and the shares of the pool in each state of a slot.
 
-        The names of the figures end in their units.
+        The eight states are those of `SlotState`. Names of figures end in their units.
         """
         return summarize(self)
 
@@ -45,14 +45,15 @@ class Run(Recording):
     def waste_over_time(self) -> Waste:
         """Number of slots in each of the eight states over time; `to_arrow()` and `to_pandas()` convert it to a table.
 
-        It has a row for each step, and a row for each gap between steps in which no step is in flight and the states of
-        slots differ.
+        It has a row for each step. A gap is a time between steps in which no step is in flight. A gap has a row, too,
+        if its numbers differ from those of the step before it.
         """
         return waste(self).with_gaps()
 
     @property
     def turns(self) -> SessionTurns:
-        """Turns of sessions, one per request: history, hits, tokens computed again, and the evictions that caused this.
+        """Table with a row per request, which is a turn of a session: the tokens of its history, how many of them were
+        prefix hits or computed again, and the evictions that caused the recomputation.
 
         Raises:
             RecordingError: the requests are no turns of sessions.
@@ -86,7 +87,7 @@ class Run(Recording):
         return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose, theme=theme)
 
     def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
-        """Draw the memory pool at `at_s` seconds. None: at the moment that shows its problems best.
+        """Draw the memory pool at `at_s` seconds; if it is None, at the moment with which the interface opens.
 
         Each cell shows one or more units of memory, coloured by their content. `width` and `height` are in characters.
         A notebook displays the result; `str()` returns its SVG.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class FleetRun(RunsFigure, Sequence[Run]):
-    """Result of `kvsim.simulate(replicas=...)`: the run of each server. `result[number]` is one of these runs."""
+    """Result of `kvsim.simulate` with several servers: the sequence of their runs, by the servers' numbers."""
 
     def __init__(self, recordings: Iterable[Recording], fleet: Fleet) -> None:
         """Store one recording for each server, and `fleet`, which has the figures of all servers together."""

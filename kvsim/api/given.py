@@ -112,7 +112,7 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
         if isinstance(limits, Paged | Contiguous):
             limits.scheduler.check_starts()
         return given
-    longest = max_model_len or machine.longest
+    longest = max_model_len or machine.max_sequence_tokens
     if given == Static.name:
         return Static(scheduler=StaticSettings(max_model_len=longest))
     if given == Radix.name:

@@ -83,7 +83,11 @@ def machine(
 def _card_and_model(
     gpu: str | Gpu | os.PathLike[str], model: str | Model | os.PathLike[str] | None, stated: MachineSettings
 ) -> tuple[Gpu, Model, Any]:
-    """Return the GPU and the served model, and the source of their step times; None for the best that kvsim knows."""
+    """Return the GPU, the model with the settings of `stated`, and the source of their step times.
+
+    The source is a name or a file. It is None if neither `stated` nor `gpu` names one; kvsim then chooses the best that
+    it has.
+    """
     source, tensor_parallel_size = stated.times, stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
@@ -114,8 +118,9 @@ def _kv_bytes(
     max_model_len: int | None,
     vllm: str,
 ) -> int:
-    """Return the bytes for keys and values: the stated size, or the memory that is left. It is the sum over pipeline
-    stages.
+    """Return the bytes of KV cache on one GPU of each pipeline stage, summed over the stages.
+
+    These are the bytes that `stated` gives, or else the memory that is left on the GPU.
     """
     sizes = [name for name in ("kv_gib", "num_blocks", "mem_fraction_static") if getattr(stated, name) is not None]
     if len(sizes) > 1:
@@ -160,8 +165,10 @@ def machine_for(
 
 
 def _gpus(text: str, settings: MachineSettings) -> tuple[Gpu, int | None]:
-    """Return the GPU that `text` names, and the tensor-parallel size: that of `settings`, or what the number of GPUs in
-    `text` leaves to each rank; None if neither states it.
+    """Return the GPU that `text` names, and the tensor-parallel size.
+
+    If `text` gives a number of GPUs, the size is this number divided by the number of data-parallel ranks. Otherwise it
+    is that of `settings`, which may be None.
     """
     (gpu, number), stated, num_ranks = find_gpus(text), settings.tensor_parallel_size, settings.data_parallel_size or 1
     if number is None:

@@ -29,10 +29,10 @@ def server(named: str, *, policy: Literal["paged"] = "paged", **settings: Any) -
 @overload
 def server(named: str, *, policy: Literal["radix"], **settings: Any) -> SGLangServer: ...
 def server(named: str, *, policy: str = "paged", **settings: Any) -> Server | SGLangServer:
-    """Return a server by name, with the default limits of `vllm serve` or of SGLang on its GPU.
+    """Return the server that a text names, with the default limits of `vllm serve` or of SGLang on its GPU.
 
     Args:
-        named: "GPU/MODEL", or "4xH100/Llama-3.1-70B-Instruct" for a model on four GPUs, tensor parallel.
+        named: the text: "GPU/MODEL", or "4xH100/Llama-3.1-70B-Instruct" for a model on four GPUs, tensor parallel.
         policy: "paged" for vLLM's server, "radix" for SGLang's.
         settings: fields of `Server` or of `SGLangServer` to change, such as `max_num_seqs`, `gpu_memory_utilization`,
             `num_blocks` (blocks of the pool), `mem_fraction_static`, `replicas` or `times`; and `kv_cache_dtype`.
@@ -92,7 +92,7 @@ def fit(
         tpot_p99_s: the load fits if the 99th percentile of TPOT is at most this, in seconds; None for no such target.
         most: largest number of changes to simulate.
         num_jobs: runs at a time; -1 for one per core.
-        engine: "interpreted", "compiled", or "auto" by how much there is to simulate.
+        engine: "interpreted", "compiled", or "auto", which chooses by the amount of work.
         progress: called with the number of runs done, and of all runs.
 
     Raises:
@@ -125,12 +125,12 @@ def diagnose(
 
     Args:
         recording: recording of a vLLM server, or a simulation.
-        ttft_p99_s: target for the 99th percentile of TTFT, in seconds.
-        tpot_p99_s: target for the 99th percentile of TPOT, in seconds.
+        ttft_p99_s: target for the 99th percentile of TTFT, in seconds; None for no such target.
+        tpot_p99_s: target for the 99th percentile of TPOT, in seconds; None for no such target.
         times: a profile or a machine card, by file or by name; None for the best that comes with kvsim.
         most: largest number of changes to simulate.
         num_jobs: runs at a time; -1 for one per core.
-        engine: "interpreted", "compiled", or "auto" by how much there is to simulate.
+        engine: "interpreted", "compiled", or "auto", which chooses by the amount of work.
         progress: called with the number of runs done, and of all runs.
 
     Raises:

@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 _OF_MACHINE = frozenset(each.name for each in settings_in(MachineSettings))
 _MEMORY = frozenset({"kv_gib", "num_blocks"})
-"""Settings that can be varied on any machine.
+"""Settings of a machine that a sweep can vary on any machine.
 
-All other settings can only be varied if the machine is named, or if neither a machine nor a recording is given.
+The others can be varied only if the machine is given by name, or is kvsim's default. They cannot be varied if it is a
+`Machine`, or comes from the recording.
 """
 
 
@@ -85,7 +86,10 @@ def _machine_with(
 
 
 def _with_blocks(on: Machine, num_blocks: int, policy: AnyPolicy) -> Machine:
-    """Return the machine with memory for `num_blocks` blocks of `policy`; if the policy has no blocks, of vLLM's."""
+    """Return `on` with memory for `num_blocks` blocks of `policy`. If `policy` has no blocks, use vLLM's block size.
+
+    `on` is returned unchanged if `policy` cannot be run on it.
+    """
     try:
         layout = on.layout(policy) or on.layout(Paged())
     except UsageError:

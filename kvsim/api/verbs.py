@@ -216,8 +216,8 @@ def compare_releases(
 ) -> Upgrade:
     """Serve the same requests with the rules of two releases of vLLM; return the differences and their causes.
 
-    To attribute the differences, each changed rule is added to the older release: alone, and on top of the rules
-    before it.
+    To find the causes, each changed rule is added to the older release twice: alone, and together with all rules that
+    changed earlier.
 
     Args:
         workload: as in `simulate`.
@@ -237,7 +237,7 @@ def compare_releases(
         on = machine_for(machine, source, "paged", release)
         if policy is not None:
             return replace(policy, scheduler=replace(policy.scheduler, vllm=release)), on
-        limits = ContinuousSettings(vllm=release, max_model_len=longest or on.longest)
+        limits = ContinuousSettings(vllm=release, max_model_len=longest or on.max_sequence_tokens)
         return Paged(scheduler=limits), on
 
     return explain_upgrade(old, new, requests, setup, **options)
@@ -285,7 +285,9 @@ def sweep(
 
 
 def verify(recording: RecordingLike, progress: Callable[[int, int], None] | None = None) -> Verdict:
-    """Replay a recording of vLLM in lockstep with kvsim's paged policy and find the first difference.
+    """Replay a recording of vLLM with kvsim's paged policy, and find the first decision in which the two differ.
+
+    `progress` is called with the number of steps compared, and of all steps.
 
     Raises:
         UsageError: the recording is not of vLLM's paged cache, or its settings are not modelled.
@@ -331,13 +333,14 @@ def calibrate(
 
     Args:
         recordings: recordings of one GPU, model and engine; with `card`, of one machine and any models on vLLM.
-        card: a machine card, or its file; its three factors are fitted, instead of a profile.
+        card: a machine card, or its file. Instead of a profile, fit its factors: how many times longer the engine takes
+            than the measured kernels and launches.
         held_out: also fit without each recording in turn, to measure how well the others predict it; not with `card`.
         progress: called with the number of fits done, and of all fits.
 
     Returns:
-        A `Profile` or a `Card`. `kvsim.machine(times=...)` takes a profile, or the file of either one
-        (`kvsim.profiles.save`, `kvsim.steptime.card.save_card`).
+        A `Profile`; with `card`, a `Card`. `kvsim.machine(times=...)` takes a `Profile`, or the file of a profile
+        (`kvsim.profiles.save`) or of a card (`kvsim.steptime.card.save_card`).
 
     Raises:
         UsageError: there is no recording, or they are not of the same GPU, model and engine.

@@ -50,8 +50,9 @@ def command(
 ) -> None:
     """Film the memory pool of one to four RECORDINGS, side by side on one clock.
 
-    A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg shows
-    the progress of any number of runs, a bar for each, such as those of kvsim compare --ladder -o FOLDER.
+    A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg is no film: it shows the
+    progress of each run as a bar, and takes any number of RECORDINGS, such as those of kvsim compare --ladder -o
+    FOLDER.
     """
     from kvsim.files.overwriting import may_replace
     from kvsim.plots import FILMS, film_of, write_race

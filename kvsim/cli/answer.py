@@ -76,8 +76,8 @@ _FAILURES = {
         "it more memory, a larger --max-loras, or a release from 0.31 on"
     ),
 }
-"""Causes for which vLLM itself ends with an error, each with its remedy. The keys are those of `engine` in a
-recording's metadata.
+"""Causes for which vLLM itself ends with an error, each with its remedy. A key is the name in `Meta.engine` of the
+counter of these errors.
 """
 
 
@@ -93,8 +93,10 @@ def failure_notes(metas: Sequence[Meta]) -> list[str]:
     return notes
 
 
-def _where(num_stages: int, per_stage: int) -> str:
-    """Describe the GPUs over which a pool is spread; empty for a single GPU."""
+def _gpus_in_words(num_stages: int, per_stage: int) -> str:
+    """Describe the GPUs over which a pool is spread: `num_stages` pipeline stages with `per_stage` GPUs each. The text
+    is empty for a single GPU.
+    """
     if num_stages > 1:
         return f" on {'the' if per_stage == 1 else 'one GPU of each of'} {num_stages} stages together"
     return " on each GPU" if per_stage > 1 else ""
@@ -103,7 +105,7 @@ def _where(num_stages: int, per_stage: int) -> str:
 def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
     """Return the rows about the simulated setup: requests, servers, memory, limits and step times.
 
-    `servers` states the number of servers in words; empty for one server.
+    `requests` describes the requests in words, and `servers` the number of servers; `servers` is empty for one server.
     """
     model, pool, policy = meta.model, meta.pool, meta.policy
     num_stages, per_stage = int(model.get("pipeline_parallel_size", 1)), int(model.get("tensor_parallel_size", 1))
@@ -115,7 +117,7 @@ def setting_rows(meta: Meta, requests: str, servers: str = "") -> list[Row]:
     rows = [
         ("requests", requests),
         ("server", f"{model.get('name', 'a model')} on {gpus}, {meta.policy_name}{routed}"),
-        ("KV cache", f"{pool_words(meta)}{_where(num_stages, per_stage)}{kept}"),
+        ("KV cache", f"{pool_words(meta)}{_gpus_in_words(num_stages, per_stage)}{kept}"),
         *_host_rows(meta),
         ("limits", _limit_words(policy)),
         *times_rows(meta.engine.get("step_time")),

@@ -1,6 +1,7 @@
 """`kvsim tui --attach`: watch a live server, and record what was observed.
 
-The metrics of a web server are polled and saved as a table (.csv). The events of a publisher are saved as a recording.
+If the server has a page of metrics (/metrics), these are polled and saved as a table (.csv). Otherwise it must publish
+kvsim's events, which are saved as a recording.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ kv_events_options = with_options(
 
 @contextmanager
 def kv_event_ranks(address: str | None, replay: str | None) -> Iterator[KvEventRanks | None]:
-    """Yield an object that follows the KV events which a server publishes at `address`; None without an address.
+    """Yield an object that follows the KV events of each data-parallel rank of the server at `address`; None without an
+    address.
 
-    `replay` is the address from which missed events are fetched again; None: they are not.
+    `replay` is the address from which missed events are fetched. If it is None, they stay missing.
     """
     if address is None:
         yield None
@@ -69,7 +71,17 @@ def attach(
 ) -> None:  # fmt: skip
     """Watch the server at `address` until the user quits, and write what was observed to `output`.
 
-    If the server has no page of metrics, it must publish kvsim's own events (KVSIM_PUBLISH).
+    If the server has no page of metrics (/metrics), it must publish kvsim's own events (KVSIM_PUBLISH).
+
+    Args:
+        tui: the package `kvsim_tui`.
+        address: address of the server.
+        output: file or folder to write; None writes nothing.
+        kv_events: address of the server's KV events; None without them. Only for a server with a page of metrics.
+        kv_events_replay: address from which missed KV events are fetched; None if they stay missing.
+        overwrite: True to replace any existing output.
+        ascii_only: True to draw with plain characters.
+        calm: True to draw one frame a second, for slow links.
     """
     from kvsim.live.address import page_of
 
@@ -153,11 +165,12 @@ def _watch_events(
 
 
 class _Result:
-    """File or folder that is written once, also if several threads save it."""
+    """File or folder that is written once, even if several threads save it."""
 
     def __init__(self, output: Path | None, write: Callable[[Path], bool]) -> None:
-        """`write` writes to the path `output` and returns False if there is nothing to write. `output` None saves
-        nothing.
+        """Prepare to write to `output`; if it is None, `save` does nothing.
+
+        `write` writes to a path, and returns False if there is nothing to write.
         """
         self.is_written = False
         self._output, self._write, self._lock = output, write, Lock()

@@ -49,10 +49,10 @@ def command(
     overwrite: bool,
     as_json: bool,
 ) -> None:
-    """Fit step times to RECORDINGS of one GPU, model and engine, and write a profile.
+    """Fit step times to RECORDINGS of one GPU, model and engine, and write them to a file: a profile.
 
-    With --card, write a machine card instead: the given card with three factors fitted to RECORDINGS, which may be of
-    any models.
+    With --card, write a machine card instead: the measured speeds of a machine, for any model. Then RECORDINGS may be
+    of any models. They determine how many times longer an engine takes than the given card says.
 
     The output has the error of the fitted step times on each recording. For a profile of several recordings, it also
     has the error on each recording of a fit to all others, unless --no-held-out is given.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.flag import SectionedCommand
-from kvsim.cli.machine_flags import FIND
+from kvsim.cli.machine_flags import AUTO_LENGTH
 from kvsim.cli.options import bounded
 from kvsim.cli.scenario_flags import settings_options
 from kvsim.cli.show import command_line, output_option, overwrite_option, progress
@@ -51,7 +51,7 @@ _ENGINE_SETTINGS = (
 @click.option("--vllm", "release", metavar="VERSION", help="Release that must be installed.  [any]")
 @overwrite_option()
 def vllm(*, model: str, output: Path, users: int | None, release: str | None, overwrite: bool, **flags: Any) -> None:
-    """Start vLLM here, run a workload, and record it."""
+    """Start vLLM on this machine, let it serve the requests of a workload, and record it."""
     from kvsim.capture.drive import DrivenEngine, check_installed
     from kvsim.files.overwriting import may_replace, replacing_folder
 
@@ -88,7 +88,7 @@ def _engine_arguments(flags: Mapping[str, Any]) -> dict[str, Any]:
     given = {name: flags[name] for name in _ENGINE_SETTINGS if flags[name] is not None}
     if "num_blocks" in given:
         given["num_gpu_blocks_override"] = given.pop("num_blocks")
-    if given.get("max_model_len") == FIND:
+    if given.get("max_model_len") == AUTO_LENGTH:
         given["max_model_len"] = -1
     for name, convert in (("speculative_config", read_config), ("max_lora_rank", int)):
         if name in given:

@@ -88,15 +88,16 @@ def command(
 ) -> None:
     """Serve the same requests with several policies, or with several values of one flag, and compare.
 
-    For several policies, the output shows where the memory went (shares of 100%), how many sequences ran at once, and
+    For several policies, the output shows where the memory went (in % of the pool), how many sequences ran at once, and
     how long requests waited.
 
     A flag may have several values, such as --kv-cache-dtype auto fp8, --route shortest prefix or
     --enable-prefix-caching on off. Each value gets a run, and all figures are printed side by side. For two releases,
     --vllm OLD NEW, the output also has the first decision that differs, and the rules that cause the difference.
 
-    --prefill P --decode D compares these servers with P + D servers that do both. --data-parallel-size N compares N
-    ranks with one tensor-parallel server on as many GPUs, and with N servers that each have all weights.
+    --prefill P --decode D compares P prefill and D decode servers with P + D servers that prefill and decode.
+    --data-parallel-size N compares N ranks with one tensor-parallel server on as many GPUs, and with N servers that
+    each have all weights.
     """
     several = several_values(context)
     _check_one_comparison(names, several, flags, ladder=ladder, uniform_cache=uniform_cache)
@@ -150,9 +151,9 @@ def _print(
     scenario: Scenario, policies: Mapping[str, AnyPolicy], recordings: Mapping[str, Recording], notes: Sequence[str],
     *, as_json: bool,
 ) -> None:  # fmt: skip
-    """Print the comparison of `recordings`, with each policy's throughput in a pool that never runs short.
+    """Print the comparison of `recordings`, and the throughput of each policy in a pool with room for all requests.
 
-    These throughputs come from a second simulation of each policy.
+    To know this throughput, each policy is simulated again with such a pool.
     """
     from kvsim.metrics import summarize
 
@@ -212,7 +213,9 @@ def _check_one_comparison(
     ladder: bool,
     uniform_cache: bool,
 ) -> None:
-    """Check that the flags ask for one kind of comparison: policies, values of a flag, servers, a ladder or caches."""
+    """Check that the flags ask for only one kind of comparison: of policies, of values of a flag, of servers, the
+    ladder, or --uniform-cache.
+    """
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""
@@ -256,7 +259,7 @@ def _policies(
 ) -> tuple[Mapping[str, AnyPolicy], list[str]]:
     """Return the policies to compare, by name, and notes on the choice.
 
-    If the flags ask for optimal eviction, the paged policy is included twice: with vLLM's eviction, and with optimal
+    If the scenario's paged policy evicts optimally, it is included twice: with vLLM's eviction, and with optimal
     eviction.
     """
     policies, notes = _named_policies(scenario, names, uniform_cache=uniform_cache)
@@ -270,11 +273,11 @@ def _policies(
 def _named_policies(
     scenario: Scenario, names: Sequence[str], *, uniform_cache: bool
 ) -> tuple[dict[str, AnyPolicy], list[str]]:
-    """Return policies by name, and notes (at most one).
+    """Return the policies to compare, by name, and at most one note on the choice.
 
-    The policies are those called `names`; without names, all that serve the model and the workload, and the note says
-    which are left out. With `uniform_cache`, they are vLLM's policy with KV-cache groups and without, whatever `names`
-    are, and the note says how many sequences fit with each.
+    With `uniform_cache`, these are vLLM's policy with and without KV-cache groups, and the note says how many sequences
+    fit with each. Otherwise they are the policies called `names`. Without names, they are all policies under which the
+    model and the workload can be served, and the note says which ones are left out.
     """
     if uniform_cache:
         paged = scenario.policy(Paged.name)

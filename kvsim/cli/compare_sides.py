@@ -28,15 +28,15 @@ class Side(NamedTuple):
 
     name: str
     flags: Mapping[str, Any]
-    is_asked: bool = True
-    """True if the user asked for this run. A run that was not asked for is left out if it cannot be simulated."""
+    is_requested: bool = True
+    """True if the user asked for this run. Other runs are left out if they cannot be simulated."""
 
 
 class Sides(NamedTuple):
     """Compared runs, and the flag in which they differ."""
 
     runs: Sequence[Side]
-    head: str = ""
+    flag: str = ""
     """Flag in which the runs differ, as it is typed; empty if the servers differ."""
 
     @classmethod
@@ -70,15 +70,15 @@ def _ranks(flags: Mapping[str, Any]) -> Iterator[Side]:
     alone |= {"route": None} if number == 1 else {}
     yield Side(f"{servers}{ranks} data-parallel ranks", flags)
     together = f"{servers}tensor parallel over {ranks * per_rank}"
-    yield Side(together, alone | {"tensor_parallel_size": ranks * per_rank}, is_asked=False)
-    yield Side(f"{number * ranks} servers with all weights", alone | {"replicas": number * ranks}, is_asked=False)
+    yield Side(together, alone | {"tensor_parallel_size": ranks * per_rank}, is_requested=False)
+    yield Side(f"{number * ranks} servers with all weights", alone | {"replicas": number * ranks}, is_requested=False)
 
 
 def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: bool, as_json: bool) -> None:
     """Simulate all runs under `policy`, print their figures, and record each run in a folder below `output`."""
-    asked = [side.flags for side in sides.runs if side.is_asked]
-    check_routes(*asked)
-    for flags in asked:
+    requested = [side.flags for side in sides.runs if side.is_requested]
+    check_routes(*requested)
+    for flags in requested:
         fleet_of(dict(flags))  # raises before anything is simulated
     if output is None:
         runs, notes = _run_all(sides, policy, None)
@@ -100,7 +100,7 @@ def _run_all(sides: Sides, policy: str, folder: Path | None) -> tuple[dict[str, 
         try:
             runs[side.name], of_side = _simulate(side, policy, folder and folder / _folder_name(side.name))
         except KvsimError as error:
-            if side.is_asked:
+            if side.is_requested:
                 raise
             of_side = [str(error)]
         for note in of_side:
@@ -139,11 +139,11 @@ def _simulate(side: Side, policy: str, folder: Path | None) -> tuple[SideRun, li
 
 
 def _print(sides: Sides, runs: Mapping[str, SideRun], notes: Sequence[str]) -> None:
-    echo(sentence_on(sides.head, runs))
+    echo(sentence_on(sides.flag, runs))
     for name, run in runs.items():
         if len(run.summaries) == 1:
             echo(f"{name}: {verdict_of(run.summaries[0]).sentence}")
     loads = dict.fromkeys(run.workload.description for run in runs.values())
     title = next(iter(loads)) if len(loads) == 1 else ""
-    heads = [sides.head, *runs, *(["change"] if len(runs) == 2 else [])]
+    heads = [sides.flag, *runs, *(["change"] if len(runs) == 2 else [])]
     print_table(title, heads, figure_rows(list(runs.values())), figures=range(1, len(heads)), note="\n".join(notes))

@@ -29,8 +29,8 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Smallest change that the printed sentence names. A change is relative to the largest value; that of a share is a
-difference.
+"""Smallest change of a figure that the printed sentence names: as a fraction of the figure's largest value, or for a
+figure in percent, in percentage points / 100.
 """
 _MOST_NAMED = 5
 """Maximum number of figures that the printed sentence names."""
@@ -47,12 +47,12 @@ class SideRun:
 
     @cached_property
     def totals(self) -> FleetTotals:
-        """Totals of all servers."""
+        """Figures of all servers together."""
         return self.fleet.totals(self.summaries)
 
     @cached_property
     def summaries(self) -> list[Summary]:
-        """Summary of each server."""
+        """Summaries by the number of the server."""
         return self.fleet.summaries()
 
     @cached_property
@@ -98,8 +98,8 @@ class SideRun:
         }
 
     def _num_sequences(self) -> float:
-        """Return how many sequences of mean length, with their whole answers, fit into all pools at once; NaN without a
-        pool.
+        """Return how many sequences of the workload's mean length (prompt and answer) the pools of all servers hold at
+        the same time; NaN if the policy has no pool.
         """
         pool, workload = self.fleet.servers[0].meta.pool, self.workload
         if pool.num_units is None:
@@ -208,9 +208,10 @@ def _moves(name: str, runs: Sequence[SideRun]) -> bool:
 
 
 def _spread(name: str, runs: Sequence[SideRun]) -> float:
-    """Return the largest value of a figure in `runs`, divided by its smallest, to order figures by their change.
+    """Return the ratio of the largest to the smallest value of a figure in `runs`, by which figures are ordered.
 
-    If the figure can be 0, a small constant is added to both values first.
+    Before the division, a constant is added to both values, because some figures can be 0: nothing to times, 0.01 to
+    figures in percent, and 1 to all others.
     """
     values = [run.figures[name] for run in runs]
     raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1

@@ -53,9 +53,9 @@ def command(
 ) -> None:  # fmt: skip
     """Compare the decisions of an installed vLLM with those of kvsim, and name the rules that differ.
 
-    vLLM's own scheduler and KV-cache manager serve golden and generated workloads on the CPU, with a fake model.
-    Requests, tokens and their order, block ids, hits, preemptions, queues and ends are compared at every step. The exit
-    code is 1 if anything differs.
+    vLLM's own scheduler and KV-cache manager serve workloads on the CPU, with a fake model: the golden ones, which come
+    with kvsim, and generated ones. Requests, tokens and their order, block ids, hits, preemptions, queues and ends are
+    compared at every step. The exit code is 1 if anything differs.
     """
     from kvsim.conformance.conform_report import as_dict, as_markdown
     from kvsim.conformance.conformity import conform

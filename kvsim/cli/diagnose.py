@@ -171,7 +171,7 @@ def _warn_of_end(ended: str | None) -> None:
 
 def _print(found: Diagnosis) -> None:
     from kvsim.cli.answer import pool_words, times_rows
-    from kvsim.cli.fit_answer import print_remedies, print_without_gain
+    from kvsim.cli.fit_answer import print_ineffective_remedies, print_remedies
     from kvsim.fitting.search import without_gain
     from kvsim.metrics.run_verdict import wasted_percent
 
@@ -194,7 +194,7 @@ def _print(found: Diagnosis) -> None:
     if found.tried:
         fits = not found.summary.num_preemptions
         print_remedies(found.remedies, found.simulated, fits=fits)
-        print_without_gain(without_gain(found.tried, found.remedies), fits=fits)
+        print_ineffective_remedies(without_gain(found.tried, found.remedies), fits=fits)
 
 
 def _print_glance(seen: MetricsDiagnosis) -> None:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from kvsim.diagnosis import RemedyRun, Retraction
     from kvsim.recording import Recording
 
-_GAIN = 1.01
-"""Least factor by which a change must raise the throughput to be advised."""
+_MIN_GAIN = 1.01
+"""Smallest factor by which a change must raise the throughput to be advised."""
 _MOST = 5
 """Maximum number of described retractions. Those with the most missing output tokens are chosen."""
 
@@ -71,7 +71,7 @@ def advice(tried: list[RemedyRun]) -> list[str]:
     )
     best, other = (lower, higher) if output(lower) > output(higher) else (higher, lower)
     way = "lower" if best is lower else "higher"
-    if output(best) < _GAIN * output(now):
+    if output(best) < _MIN_GAIN * output(now):
         said = [
             "Keep --schedule-conservativeness: of what was tried, no value brings 1 % more output.",
             f"A lower one ({lower.flags.split()[-1]}) brings {_effect(lower, now)}.",
@@ -95,8 +95,8 @@ def _effect(tried: RemedyRun, now: RemedyRun) -> str:
 
 
 def _missing_tokens(retraction: Retraction) -> float:
-    """Estimate the output tokens lost to a retraction: the drop in tokens per second, for as long as new_token_ratio
-    stays raised.
+    """Estimate the output tokens lost to a retraction: the drop in tokens per second, times the seconds until
+    new_token_ratio is back at its earlier value. The result is 0 if the rate did not drop.
     """
     lost_per_s = retraction.before.tokens_per_s - retraction.after.tokens_per_s
     return max(lost_per_s, 0.0) * (retraction.back_s - retraction.at_s)

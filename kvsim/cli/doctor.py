@@ -65,9 +65,9 @@ _SGLANG_WITHOUT_READINGS = (
     "SGLang sizes its cache by the memory that was free before and after the weights, which its start-up log says."
 )
 _SOURCES = {"log": "The log does", "metrics": "Metrics do", "recording": "The recording does"}
-_DECISIVE = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-"""Settings that decide the size of the cache. vLLM's default is assumed, with a note, for each that the source does not
-state.
+_CACHE_SIZE_SETTINGS = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+"""Settings that decide the size of the cache. If neither the source nor a flag gives one, vLLM's default is assumed,
+with a note.
 """
 _COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
 _FAILURES = {
@@ -136,8 +136,12 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
 
 
 def _read(source: str) -> tuple[StartupLog, Meta | None]:
-    """Return the memory figures that `source` states: a file, an address or a recording. The metadata is None unless it
-    is a recording.
+    """Return the settings and memory figures that `source` states, and the metadata if it is a recording (else None).
+
+    `source` is a start-up log, a saved page of metrics, the address of a server, or a recording.
+
+    Raises:
+        UsageError: `source` is none of these.
     """
     from kvsim.diagnosis.startup_log import read_startup_log
     from kvsim.diagnosis.stated_memory import is_page, read_metrics_page, recorded_memory
@@ -175,9 +179,10 @@ def _text(file: Path) -> str:
 
 
 def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tuple[Mapping[str, float], str, str]:
-    """Return the figures that kvsim computes, a title that names the server, and a note.
+    """Return the figures that kvsim computes for the server, a title that names the server, and a note.
 
-    The note lists the assumptions. If there are no figures, the note says why.
+    Figures have the names of `StartupLog.figures`; sizes are in bytes. The note lists the assumptions. If no figure can
+    be computed, the mapping is empty and the note says why.
     """
     merged = flags | {name: _value(name, text) for name, text in log.settings.items() if flags.get(name) is None}
     merged["vllm"] = flags["vllm"] or log.release or None
@@ -203,18 +208,21 @@ def _computed(log: StartupLog, flags: dict[str, Any], meta: Meta | None) -> tupl
 def _vllm_figures(
     log: StartupLog, merged: dict[str, Any], gpu: Gpu, model: Model, title: str
 ) -> tuple[Mapping[str, float], str, str]:
-    """Return figures, title and note of `_computed` for a vLLM server. `merged` are the settings of log and flags."""
+    """Return figures, title and note as `_computed` does, for a vLLM server.
+
+    `merged` has the settings of the log and of the flags. `title` names the engine; model and GPU are added to it.
+    """
     try:
         budget = memory_of(merged, gpu, model, max_model_len=merged["max_model_len"])
     except BudgetError as error:
         advice = change_words(changes(merged, gpu, model))
         return {}, title, f"By kvsim's account this server does not start: {error}\n{advice}"
-    assumed = [name for name in _DECISIVE if merged[name] is None]
+    assumed = [name for name in _CACHE_SIZE_SETTINGS if merged[name] is None]
     flags_of_them = ", ".join(f"--{name.replace('_', '-')}" for name in assumed)
     note = f"{_SOURCES[log.source]} not say {flags_of_them}; vLLM's defaults are assumed." if assumed else ""
     if log.source == "recording":
         note = f"{note} Nor whether the number of blocks was set by hand.".strip()
-    return _vllm_terms(budget, log, merged["vllm"]), f"{title}: {model.name} on {gpu.name}", note
+    return _figures_of_budget(budget, log, merged["vllm"]), f"{title}: {model.name} on {gpu.name}", note
 
 
 def _value(name: str, text: str) -> Any:
@@ -238,8 +246,11 @@ def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:
     return computed
 
 
-def _vllm_terms(budget: Budget, log: StartupLog, release: str | None) -> Mapping[str, float]:
-    """Return kvsim's figures for vLLM, by their names in the log. `release` None is kvsim's default release."""
+def _figures_of_budget(budget: Budget, log: StartupLog, release: str | None) -> Mapping[str, float]:
+    """Return kvsim's figures for a vLLM server, by their names in `StartupLog.figures`; sizes are in bytes.
+
+    If `release` is None, it is kvsim's default release.
+    """
     from kvsim.policies.releases import DEFAULT, rules_of
 
     terms = {term.label: term.size_bytes for term in budget.terms}
@@ -295,7 +306,7 @@ def _verdict(rows: list[_Row]) -> str:
 
 
 def _count_verdict(row: _Row) -> str:
-    """Compare the stated and the computed blocks or tokens of the cache, for a source that lacks its bytes."""
+    """Compare the stated and the computed number of blocks or tokens, if the source lacks the bytes of the cache."""
     computed = _figure(row.name, row.computed or 0)
     return f"The cache has {_figure(row.name, row.logged)} {row.name}; kvsim computes {computed}, {_difference(row)}."
 

@@ -30,7 +30,8 @@ from kvsim.files.overwriting import may_replace
 def command(*, lesson: str | None, markdown: bool, output: Path | None, overwrite: bool, ascii_only: bool) -> None:
     """Print lesson N with still pictures of the memory pool; without N, list the lessons.
 
-    N may also be the file of a lesson of your own. The figures in the text are computed from the lesson's run.
+    N may also be the file of a lesson of your own. The lesson's run is simulated, and the figures in its text are
+    computed from this run.
     """
     lessons = import_module("kvsim_tui.lessons")
     if lesson is None:

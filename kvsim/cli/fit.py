@@ -91,8 +91,8 @@ def command(
     Limits that are not given are those of vllm serve; with --policy radix, those of sglang.launch_server. Every change
     in the answer was simulated with the same requests, repeated until the output rate is steady.
 
-    With a range such as --load 1x..4x, the answer is for the first multiple of the load, and a table shows how many
-    servers each of four multiples needs.
+    With a range such as --load 1x..4x, the answer is for the load at the begin of the range (1x). A table shows how
+    many servers the load needs at four multiples in the range.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
     --output-tokens 300
@@ -103,7 +103,7 @@ def command(
 
     check_policy_flags(context, [flags["policy"]])
     fleet = fleet_of(flags)
-    multiples = _take_multiples(flags, fleet, gpu_hour_price)
+    multiples = _load_multiples(flags, fleet, gpu_hour_price)
     if figure is not None:
         from kvsim.plots import may_save
 
@@ -125,25 +125,27 @@ def command(
 
 
 class _Findings(NamedTuple):
-    """Results of `kvsim fit`: the answer, the answer without drafts, and the servers that larger loads need."""
+    """Results of `kvsim fit`: the answer, the answer without speculative decoding, and the servers for larger loads."""
 
     answer: Answer
     undrafted: Answer | None
-    """Answer for the server with drafts turned off; None if the server does not draft."""
+    """Answer for the server without speculative decoding; None if the server has none anyway."""
     multiples: Sequence[float]
     """Factors on the load for which servers are counted; empty for a single load."""
     growth: Sequence[Grown]
 
 
-def _take_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: str | None) -> Sequence[float]:
-    """Return the factors of a range such as --load 1x..4x, and set the flag to the first; empty for a single load."""
+def _load_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: str | None) -> Sequence[float]:
+    """Return the multiples in a range such as --load 1x..4x, and replace the range in `flags` by the first one. If
+    --load has no range, return an empty sequence.
+    """
     from kvsim.fitting.growth import multiples_of
 
     if ".." not in (flags["load"] or ""):
         if gpu_hour_price is not None:
             raise UsageError("--gpu-hour-price is for the table of a range of loads; give --load 1x..4x as well.")
         return ()
-    if fleet.apart is not None:
+    if fleet.disaggregation is not None:
         raise UsageError("a range of loads is for servers of one kind; leave out --prefill and --decode.")
     multiples = multiples_of(flags["load"])
     flags["load"] = f"{multiples[0]}x"

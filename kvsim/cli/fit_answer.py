@@ -48,11 +48,14 @@ def print_fit(answer: Answer) -> None:
         )
     if answer.tried:
         print_remedies(answer.remedies, outcome, fits=answer.fits)
-        print_without_gain(answer.without_gain, fits=answer.fits)
+        print_ineffective_remedies(answer.without_gain, fits=answer.fits)
 
 
-def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
-    """Print one line that names the remedies without an effect."""
+def print_ineffective_remedies(remedies: Sequence[Remedy], *, fits: bool) -> None:
+    """Print one line that names the remedies without an effect; nothing if there are none.
+
+    `fits` tells whether the load fits without a remedy.
+    """
     if remedies:
         tried = "; ".join(
             f"{each.change.words} ({_rate(each.outcome.output_tokens_per_s)} tokens/s, TTFT p99 "
@@ -63,7 +66,10 @@ def print_without_gain(remedies: Sequence[Remedy], *, fits: bool) -> None:
 
 
 def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:
-    """Print a table of the remedies, with the command for each and the figures that become worse than `before`."""
+    """Print a table of the remedies, with the command for each and the figures that become worse than `before`.
+
+    `fits` tells whether the load fits without a remedy.
+    """
     if not remedies:
         echo(
             "No change that was tried brings more, or answers much sooner."
@@ -118,7 +124,11 @@ NO_MARGIN = "without brackets: fewer than three recordings show the error of suc
 
 
 def cells(outcome: Outcome, band: Mapping[str, tuple[float, float]]) -> tuple[str, str, str, str]:
-    """Return output tokens/s, TTFT p99, TPOT p99 and preemptions a minute as text, with their intervals in `band`."""
+    """Return output tokens/s, TTFT p99, TPOT p99 and preemptions per minute as text.
+
+    `band` has the smallest and the largest value of a figure, as a prediction interval, by `output_tokens_per_s`,
+    `ttft_p99_s`, `tpot_p99_s` and `preemptions_per_min`. A figure without an entry is printed without an interval.
+    """
 
     def span(name: str, *, time: bool) -> str:
         if name not in band:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Meta
 
 _BY_SHARE = "give --mem-fraction-static"
-_OF_A_RUN = dict.fromkeys(("check", "refuse_misfits"), "leave it out, or use kvsim run")
+_SINGLE_RUN_FLAGS = dict.fromkeys(("check", "refuse_misfits"), "leave it out, or use kvsim run")
 """Flags that only a single simulation has, with the advice that is printed if `kvsim fit` is given one."""
 _NOT_SEARCHED = {
     Paged.name: {
@@ -25,7 +25,7 @@ _NOT_SEARCHED = {
         "oversize": "leave it out, or use kvsim run",
         "pipeline_parallel_size": "leave it out, or use kvsim size",
         "order": "leave it out, or use kvsim run",
-        **_OF_A_RUN,
+        **_SINGLE_RUN_FLAGS,
     },
     Radix.name: {
         "kv_gib": _BY_SHARE,
@@ -37,10 +37,10 @@ _NOT_SEARCHED = {
         "decode_context_parallel_size": "leave it out, or take --policy paged",
         "data_parallel_size": "give --replicas",
         "enable_expert_parallel": "leave it out, or take --policy paged",
-        **_OF_A_RUN,
+        **_SINGLE_RUN_FLAGS,
     },
 }
-"""Flags that `kvsim fit` does not accept, each with the advice that is printed; by policy."""
+"""By policy: the flags that `kvsim fit` does not accept, each with the advice that is printed."""
 
 
 def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:
@@ -57,7 +57,7 @@ def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta 
 
 
 def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> Server:
-    from kvsim.cli.machine_flags import FIND, engine_limits, machine_of
+    from kvsim.cli.machine_flags import AUTO_LENGTH, engine_limits, machine_of
     from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
     from kvsim.kv_groups.specs import check_block_size, check_length
@@ -67,7 +67,7 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
 
     gpu, model = machine_of(flags, meta)
     length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
-    if length == FIND:  # auto: the model's longest
+    if length == AUTO_LENGTH:  # auto: the model's longest
         length = None
     check_length(model, length)
     check_block_size(model, flags["block_size"])
@@ -88,18 +88,18 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
         num_blocks=flags["num_blocks"],
         name=flags["model"] or "",
         replicas=fleet.num_servers,
-        apart=fleet.apart,
+        apart=fleet.disaggregation,
         times=flags["times"],
         **values_of(scheduler),
     )
 
 
 def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> SGLangServer:
-    from kvsim.cli.machine_flags import FIND, machine_of
+    from kvsim.cli.machine_flags import AUTO_LENGTH, machine_of
     from kvsim.cli.scenario import radix_cache
     from kvsim.fitting import SGLangServer
 
-    if fleet.apart is not None:
+    if fleet.disaggregation is not None:
         raise UsageError("prefill and decode servers of SGLang are not modelled; leave out --prefill and --decode, or "
                          "take --policy paged.")  # fmt: skip
     gpu, model = machine_of(flags, meta)
@@ -108,7 +108,7 @@ def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) 
         flags,
         gpu=gpu,
         model=model,
-        context_length=None if flags["max_model_len"] == FIND else flags["max_model_len"],
+        context_length=None if flags["max_model_len"] == AUTO_LENGTH else flags["max_model_len"],
         mem_fraction_static=flags["mem_fraction_static"],
         page_size=flags["page_size"],
         disable_radix_cache=flags["disable_radix_cache"] or False,

@@ -71,8 +71,9 @@ def _servers(totals: FleetTotals) -> str:
 
 
 def _name(totals: FleetTotals, number: int) -> str:
-    """Return the number of a server, with its kind if there are prefill servers. A data-parallel rank has its own
-    number, behind that of its server if there are several.
+    """Return the name of the scheduler with this number, such as "3", "prefill 0" or "1, rank 2".
+
+    A server with data-parallel ranks has one scheduler per rank. With a single server, the rank's number is the name.
     """
     if totals.num_ranks == totals.num_servers:
         return str(number)

@@ -24,7 +24,7 @@ _SERVERS = click.IntRange(1, 1_000)
 _HEADING = "Several servers"
 _fleet = section(_HEADING)
 OF_TRANSFERS = (*(each.name for each in settings_in(KvLink)), "failed_loads", "load_failure_policy")
-"""Names of flags for transfers of KV between servers, or from a store."""
+"""Names of the flags for transfers of KV between prefill and decode servers, and from and to a prefix store."""
 
 
 class RouteParam(click.ParamType[str]):
@@ -88,7 +88,7 @@ replicas_options = with_options(
 class FleetFlags(NamedTuple):
     """Number and kind of the servers."""
 
-    apart: Disaggregation | None
+    disaggregation: Disaggregation | None
     replicas: int = 1
     route: str | None = None
     route_lag_s: float = 0.0
@@ -97,12 +97,13 @@ class FleetFlags(NamedTuple):
     @property
     def num_servers(self) -> int:
         """Number of servers, prefill and decode servers included."""
-        return self.replicas if self.apart is None else self.apart.num_prefill + self.apart.num_decode
+        split = self.disaggregation
+        return self.replicas if split is None else split.num_prefill + split.num_decode
 
     @property
     def link(self) -> KvLink | None:
         """Link over which servers fetch KV; None if no server fetches any."""
-        fetched_from = self.apart or self.store
+        fetched_from = self.disaggregation or self.store
         return None if fetched_from is None else fetched_from.link
 
 
@@ -124,7 +125,9 @@ def check_routes(*runs: Mapping[str, Any]) -> None:
 
 
 def has_several_servers(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the flags ask for more than one scheduler: replicas, data-parallel ranks, or separate servers."""
+    """Tell whether the flags ask for more than one scheduler: replicas, data-parallel ranks, or separate prefill and
+    decode servers.
+    """
     return bool(flags["prefill"] or flags["decode"] or flags["replicas"] > 1 or (flags["data_parallel_size"] or 1) > 1)
 
 
@@ -136,10 +139,10 @@ def fleet_of(flags: dict[str, Any]) -> FleetFlags:
     """Remove the flags of several servers from `flags`, and return the servers that they describe."""
     replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
     route_lag_s, store = flags.pop("route_lag_s", 0.0), _store_of(flags)
-    apart = _apart_of(flags, route or "shortest", others=replicas > 1 or route_lag_s > 0)
-    if store and apart:
+    split = _disaggregation_of(flags, route or "shortest", has_replicas=replicas > 1 or route_lag_s > 0)
+    if store and split:
         raise UsageError("--prefix-store-gib is shared by equal servers; leave out --prefill and --decode.")
-    return FleetFlags(apart, replicas, route, route_lag_s, store)
+    return FleetFlags(split, replicas, route, route_lag_s, store)
 
 
 def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
@@ -153,11 +156,11 @@ def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
         if flags[name] is not None:
             raise UsageError("loads from a prefix store never fail here; leave out --failed-loads and "
                              "--kv-load-failure-policy.")  # fmt: skip
-    return PrefixStore(gib=gib, link=settings_from(KvLink, _take_transfers(flags)))
+    return PrefixStore(gib=gib, link=settings_from(KvLink, _remove_transfers(flags)))
 
 
-def _take_transfers(flags: dict[str, Any]) -> dict[str, Any]:
-    """Set the flags of transfers in `flags` to None, and return the given values."""
+def _remove_transfers(flags: dict[str, Any]) -> dict[str, Any]:
+    """Set the flags of transfers in `flags` to None. Return the values of those that were given."""
     taken = {name: flags[name] for name in OF_TRANSFERS if flags[name] is not None}
     flags |= dict.fromkeys(OF_TRANSFERS)
     return taken
@@ -170,8 +173,8 @@ def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Server
     """
     from kvsim.simulation import Replicas
 
-    if fleet.apart is not None:
-        return replace(fleet.apart, ranks=machine.model.data_parallel_size)
+    if fleet.disaggregation is not None:
+        return replace(fleet.disaggregation, ranks=machine.model.data_parallel_size)
     if machine.model.data_parallel_size > 1:
         return Replicas.ranks_of(machine, policy, fleet.replicas, fleet.route, fleet.route_lag_s, fleet.store)
     if fleet.replicas == 1 and fleet.store is None:
@@ -189,10 +192,10 @@ def routed_words(servers: Servers) -> str:
     return f"routed by {servers.route_name}{f', {lag_s:g} s late' if (lag_s := servers.route_lag_s) else ''}"
 
 
-def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregation | None:
+def _disaggregation_of(flags: dict[str, Any], route: str, *, has_replicas: bool) -> Disaggregation | None:
     """Remove the flags of prefill and decode servers from `flags`. Return these servers; None without these flags.
 
-    `others` is True if flags of replicas are given, too, which is an error.
+    `has_replicas` is True if flags of equal servers are given, which is an error together with these flags.
     """
     prefill, decode = flags.pop("prefill"), flags.pop("decode")
     given = {name: value for name in OF_TRANSFERS if (value := flags.pop(name)) is not None}
@@ -201,7 +204,7 @@ def _apart_of(flags: dict[str, Any], route: str, *, others: bool) -> Disaggregat
             raise UsageError("a link for KV is between prefill and decode servers, or to a store; give --prefill and "
                              "--decode, or --prefix-store-gib.")  # fmt: skip
         return None
-    if others:
+    if has_replicas:
         raise UsageError("prefill and decode servers replace equal servers; leave out --replicas and --route-lag.")
     if prefill is None or decode is None:
         missing = "--decode" if decode is None else "--prefill"

@@ -48,7 +48,10 @@ def arrivals_of_flags(flags: dict[str, Any]) -> Arrivals:
 
 
 def _cv(shape: float | None) -> float:
-    """Return the coefficient of variation of gamma-distributed gaps of this shape: shape^-1/2."""
+    """Return the coefficient of variation of gamma-distributed gaps between arrivals: shape^-1/2.
+
+    `shape` is the value of --burstiness. If it is None, return the default.
+    """
     if shape is not None and not 0 < shape < math.inf:
         raise UsageError(f"--burstiness should be a positive number, 1 for Poisson, not {shape}.")
     return _DEFAULT_CV if shape is None else shape**-0.5

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     """Describe a recording: a folder, or the name of one that comes with kvsim. Without a name, list those.
 
-    --check also takes the folder of a fleet. It is for programs that write recordings; docs/reference/recordings.md
-    specifies the format.
+    --check is meant for authors of programs that write recordings; docs/reference/recordings.md specifies the format.
+    It also takes the folder of a fleet.
     """
     if check:
         _check(recording_name, as_json=as_json)
@@ -101,9 +101,13 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
 
 
 def _check(name: str | None, *, as_json: bool) -> None:
-    """Replay every unit through all steps, and compare the figures that the recording states twice.
+    """Replay the memory of a recording through all its steps, compare figures that it states twice, and print counts.
 
-    In the folder of a fleet, check every server, and its loads from a shared store.
+    If `name` is the folder of a fleet, check every server, and its loads from a shared prefix store.
+
+    Raises:
+        UsageError: `name` is None.
+        RecordingError: the recording contradicts itself.
     """
     from kvsim.metrics.contradictions import refuse_contradictions
     from kvsim.recording import find, read, server_folders

@@ -17,10 +17,12 @@ from kvsim.setting_fields import settings_in
 if TYPE_CHECKING:
     import click
 
-    from kvsim.experiments.rungs import Climbed
+    from kvsim.experiments.rungs import RungResult
 
 LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
-"""Recording whose requests are the default: with memory pressure and shared prefixes, every change has an effect."""
+"""Recording whose requests a ladder serves by default. Its requests share prefixes and need more memory than the pool
+has, so every change of the ladder has an effect.
+"""
 
 
 _USED = {each.name for each in settings_in(ContinuousSettings)} | {"block_size", "batch_size", "watermark"}
@@ -29,7 +31,7 @@ _DECIDED = {
     *("async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"),
     *("load", "rate", "ramp", "burstiness", "rate_profile"),
 }
-"""Flags without an effect on a ladder, because each rung fixes their settings, such as the arrivals."""
+"""Flags that have no effect on a ladder: a rung itself fixes what they set, and all requests arrive at once."""
 
 
 def check_ladder_flags(context: click.Context) -> None:
@@ -72,7 +74,7 @@ def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool,
     print_table(title, columns, rows, figures=range(3, len(columns)), note=_note(climbed, machine.step_time.label))
 
 
-def _row(number: int, rung: Climbed) -> tuple[str, ...]:
+def _row(number: int, rung: RungResult) -> tuple[str, ...]:
     gains = ("", "", "") if number == 1 else (_times(rung.gain), _times(rung.memory_gain), _times(rung.time_gain))
     figures = (f"{rung.tokens_per_s:,.0f}", f"{rung.mean_batch:.1f}")
     return (str(number), rung.name, rung.change, *figures, *gains)
@@ -82,7 +84,7 @@ def _times(factor: float) -> str:
     return f"\u00d7{factor:.2f}"
 
 
-def _note(climbed: list[Climbed], label: str) -> str:
+def _note(climbed: list[RungResult], label: str) -> str:
     from kvsim.machines import plain_words
 
     first, last = climbed[0], climbed[-1]

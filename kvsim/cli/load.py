@@ -1,4 +1,4 @@
-"""Flags for how requests are sent: by a number of users who wait for answers, or at a rate that does not."""
+"""Flags for how requests are sent: by users who wait for answers (a closed loop), or at given times (an open loop)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 _requests = section("Requests")
 _SHOWN_S = 120.0
-"""Simulated seconds of requests at a rate, if the number of requests is not given."""
+"""Seconds of arrivals that `kvsim fit` simulates at a rate, if the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
 _SESSIONS_OF_USER, _FEWEST_SESSIONS = 3, 100
 _MOST_OF_USERS = 200_000
-"""Maximum number of requests of users in one run of a search."""
+"""Maximum number of requests that users send in one of the runs that `kvsim fit` tries."""
 _USERS = {
     "type": click.IntRange(1, 1_000_000),
     "metavar": "N",
@@ -55,13 +55,15 @@ _spawn_rate = _requests(
 )
 
 
-def users_options(command: Command) -> Command:
-    """Add the flags of a closed loop (users) with its spawn rate, and of an open loop with limited concurrency."""
+def sender_options(command: Command) -> Command:
+    """Add the flags of `kvsim run`: users of a closed loop with their spawn rate, and --max-concurrency, which limits
+    an open loop.
+    """
     return _requests("--users", **_USERS)(_think_time(_max_concurrency(_spawn_rate(command))))
 
 
 def load_options(command: Command) -> Command:
-    """Add the flags of a closed loop. In the command, --max-concurrency is another name of --users."""
+    """Add the flags of `kvsim fit`: users of a closed loop. There, --max-concurrency is another name of --users."""
     return _requests("--users", "--max-concurrency", **_USERS)(_think_time(command))
 
 
@@ -90,7 +92,8 @@ def check_load(flags: Mapping[str, Any]) -> None:
 
 
 def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRequests | None]:
-    """Return the requests of a search, and the recording that they come from (None for other requests).
+    """Return the requests with which `kvsim fit` tries servers, and the recording that they come from (None for other
+    requests).
 
     If the flags do not state the number of generated requests, it is large enough to show the effect of the load.
     """
@@ -131,7 +134,10 @@ def users_of(flags: dict[str, Any]) -> int | None:
 
 
 def load_of(flags: dict[str, Any], workload: Workload) -> Load:
-    """Return `workload` with the users, or the asked rate, that the flags describe."""
+    """Return `workload` with the users or the rate that the flags give.
+
+    The load has no rate if arrivals follow a ramp, or if the flags give none.
+    """
     from kvsim.fitting import Load
 
     rate: float | None = flags["rate"]

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from kvsim.sizing.budget import Budget
 
 GIB = 1 << 30
-FIND = "auto"
+AUTO_LENGTH = "auto"
 """Value of `--max-model-len` that asks for the longest sequence that fits."""
 
 
 def tokens_or_auto(value: str | int) -> int | str:
-    """Return the value of `--max-model-len`: a number of tokens, or `FIND` for auto and -1."""
+    """Return the value of `--max-model-len`: a number of tokens, or `AUTO_LENGTH` for auto and -1."""
     text = str(value)
     if text in ("auto", "-1"):
-        return FIND
+        return AUTO_LENGTH
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--max-model-len should be a whole number of at least 1, or auto, not {text}.")
     return int(text)
@@ -43,19 +43,23 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     gpu, number = find_gpus(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
     named = flags["model"] or (None if meta is not None else "Meta-Llama-3-8B")
     length = flags.get("max_model_len")
-    longest = None if length == FIND else length
+    longest = None if length == AUTO_LENGTH else length
     model = served_model(meta) if named is None and meta is not None else find_model(named or "", longest)
     if note := taken_for(named, model) if named else "":
         echo(f"note: {note}", err=True)
-    share = {} if number is None else {"tensor_parallel_size": _share_of(number, flags)}
+    share = {} if number is None else {"tensor_parallel_size": _tensor_parallel_size(number, flags)}
     return gpu, served_with(model, {**flags, **share})
 
 
 _SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
-def _share_of(number: int, flags: Mapping[str, Any]) -> int:
-    """Return the tensor-parallel size of a server with `number` GPUs, given its pipeline and data-parallel sizes."""
+def _tensor_parallel_size(number: int, flags: Mapping[str, Any]) -> int:
+    """Return the tensor-parallel size of a server with `number` GPUs, given its pipeline and data-parallel sizes.
+
+    Raises:
+        UsageError: the sizes do not agree with `number`.
+    """
     sizes = {f"--{name.replace('_', '-')}": flags[name] for name in _SIZES if flags[name] is not None}
     product = prod(sizes.values())
     if flags["tensor_parallel_size"] is not None and product != number:
@@ -75,9 +79,10 @@ def engine_limits(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> tup
     return _defaults(flags, gpu).limits(*stated, max_model_len, chunked=is_chunked)
 
 
-def adjusted_words(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
-    """Return a sentence for each default that vLLM changes because of the other settings. If the release is not known,
-    the first sentence names the release that is followed.
+def limit_notes(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[str]:
+    """Return a sentence for each default limit that vLLM adjusts to the other settings.
+
+    If kvsim does not know the release, the first sentence names the known release whose rules are used.
     """
     from kvsim.policies.releases import DEFAULT, nearest_words
 
@@ -133,7 +138,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     _check_one_size(flags)
     kv_gib = flags["kv_gib"]
     share = flags["gpu_memory_utilization"]
-    finds = flags["max_model_len"] == FIND
+    finds = flags["max_model_len"] == AUTO_LENGTH
     longest = model.max_position_embeddings if finds else flags["max_model_len"] or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     release = flags["vllm"] or DEFAULT

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.machine_flags import FIND, engine_limits, memory_of
+from kvsim.cli.machine_flags import AUTO_LENGTH, engine_limits, memory_of
 from kvsim.cli.show import echo, print_table
 from kvsim.cli.size_rows import term_rows
 from kvsim.errors import BudgetError
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[StartingSettings]:
-    """Return the changes of a single flag with which a server that does not fit would start."""
+    """Return settings with which a server would start that does not start with `flags`. Each changes one flag."""
     from kvsim.sizing.machine_settings import served_with
     from kvsim.sizing.starts import changes_that_start
 
-    longest = model.max_position_embeddings if flags["max_model_len"] in (None, FIND) else flags["max_model_len"]
+    longest = model.max_position_embeddings if flags["max_model_len"] in (None, AUTO_LENGTH) else flags["max_model_len"]
 
     def plan(settings: Mapping[str, Any]) -> Budget:
         served = served_with(model, settings)
-        merged = {**flags, **settings, "max_model_len": FIND if settings.get("find_max_model_len") else longest}
-        return memory_of(merged, gpu, served, max_model_len=None if merged["max_model_len"] == FIND else longest)
+        merged = {**flags, **settings, "max_model_len": AUTO_LENGTH if settings.get("find_max_model_len") else longest}
+        return memory_of(merged, gpu, served, max_model_len=None if merged["max_model_len"] == AUTO_LENGTH else longest)
 
     return changes_that_start(plan, _present(flags, gpu, model, longest))
 

@@ -20,9 +20,9 @@ from kvsim.setting_fields import Declared, Setting, settings_in
 
 Settings = TypeVar("Settings")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
-"""Settings whose defaults depend on --defaults."""
-_LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
-"""Flags that are no settings, each with a setting. The flag applies to the policies that have this setting."""
+"""Limits whose defaults are those of `vllm serve` or of `LLM()`, as --defaults says."""
+_APPLIES_LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
+"""Flags that are no settings of a policy. Each applies to the policies that have the setting in its value."""
 
 
 jobs_option = click.option(
@@ -86,10 +86,10 @@ def bounded(
 def flags_of(
     settings: type, heading: str, types: Mapping[str, Callable[[str], Any]]
 ) -> dict[str, Callable[[Command], Command]]:
-    """Return decorators that each add one flag to a command: one for each setting of a dataclass that has a flag. All
-    flags have the default None.
+    """Return decorators by name of a setting. Each adds the flag of its setting to a command, with the default None.
 
-    `types` has a converter for each flag that accepts texts beyond the setting's type, such as "auto".
+    They are made for the fields of the dataclass `settings` that declare a flag. `types` has a converter for each flag
+    that accepts texts beyond the setting's type, such as "auto".
     """
     return {
         each.name: section(each.setting.section or heading)(
@@ -101,7 +101,7 @@ def flags_of(
 
 
 def _help(each: Declared, settings: type) -> str:
-    is_switch = each.kind is bool and not each.choices and not is_pair(each)
+    is_switch = each.kind is bool and not each.choices and not has_off_flag(each)
     required = [other.setting.flags[0] for other in settings_in(settings) if other.name == each.setting.requires]
     requires = f" Requires {required[0]}." if required else ""
     return (
@@ -115,7 +115,7 @@ def _click_arguments(each: Declared, convert: Callable[[str], Any] | None) -> di
     if each.choices:
         return {"type": click.Choice(list(each.choices)), "default": None}
     if each.kind is bool:
-        return {"default": None} | ({} if is_pair(each) else {"is_flag": True, "flag_value": not each.default})
+        return {"default": None} | ({} if has_off_flag(each) else {"is_flag": True, "flag_value": not each.default})
     return {
         "type": convert or each.kind,
         "metavar": each.setting.unit,
@@ -152,7 +152,7 @@ def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: A
     `known` values replace those of flags. Settings without a value keep their defaults.
 
     Raises:
-        UsageError: a flag is given without another one that it requires.
+        UsageError: a flag is given without another flag that its setting requires (`Setting.requires`).
     """
     kind: Any = settings
     declared = {each.name: each for each in settings_in(kind)}
@@ -166,7 +166,7 @@ def settings_from(settings: type[Settings], flags: Mapping[str, Any], **known: A
     return settings(**values | known)
 
 
-def is_pair(each: Declared) -> bool:
+def has_off_flag(each: Declared) -> bool:
     """Tell whether a setting has two flags: one that turns it on, and one that turns it off."""
     return any("/" in flag for flag in each.setting.flags)
 
@@ -202,10 +202,12 @@ def check_policy_flags(context: click.Context, policies: Collection[str], varied
 
 
 def check_defaults(context: click.Context, varied: Collection[str] = ()) -> None:
-    """Check that --defaults, if it is given, decides a limit that is not given; `varied` is as in `check_policy_flags`.
+    """Check that --defaults has an effect if it is given: --max-num-seqs or --max-num-batched-tokens must be open.
+
+    `varied` has the names of flags that a sweep varies, which count as given.
 
     Raises:
-        UsageError: both limits are given.
+        UsageError: --defaults and both of these limits are given.
     """
     stated = [name for name in _LIMITS if name in varied or is_given(context, name)]
     if is_given(context, "defaults") and len(stated) == len(_LIMITS):
@@ -219,7 +221,7 @@ def is_given(context: click.Context, name: str) -> bool:
 
 
 _OF_SGLANG = {"max_model_len": "context_length"}
-"""SGLang's names of settings that have another name in kvsim, by kvsim's name of the flag."""
+"""Names of SGLang's settings, by the name of kvsim's flag, if the two names differ."""
 
 
 def policies_with(name: str) -> set[str]:
@@ -228,9 +230,9 @@ def policies_with(name: str) -> set[str]:
         return set()
     if name == "enforce_eager":
         return {*EVERY_POLICY} - {Static.name}
-    if _LIKE.get(name, name) in OF_PAGED:
+    if _APPLIES_LIKE.get(name, name) in OF_PAGED:
         return {Paged.name}
-    names = {_LIKE.get(name, name), _OF_SGLANG.get(name, name)}
+    names = {_APPLIES_LIKE.get(name, name), _OF_SGLANG.get(name, name)}
     return {
         policy for policy, kinds in KINDS.items() for kind in kinds for each in settings_in(kind) if each.name in names
     }

@@ -29,8 +29,8 @@ def command(*, rows: tuple[str, ...], list_only: bool, plot: Path | None, overwr
     """Repeat the runs of papers, posts and logs, and compare the figures.
 
     ROW is the name of a row that --list shows; without any, all rows are run, which takes some seconds. The exit code
-    is 1 if any simulated figure is outside the tolerance of its row. A row is marked, and cannot fail, if a published
-    figure is more than the source's own GPU can reach under the assumptions of the row.
+    is 1 if any simulated figure is outside the tolerance of its row. Some published figures are more than the GPU of
+    their source can reach under the assumptions of the row; such a row is marked, and cannot fail.
     """
     from kvsim.published import ROWS, find_row, reproduce
 

@@ -19,7 +19,7 @@ from kvsim.cli.fleet_flags import (
     routed_words,
     servers_of,
 )
-from kvsim.cli.load import check_senders, users_of, users_options
+from kvsim.cli.load import check_senders, sender_options, users_of
 from kvsim.cli.options import POLICY_HELP, PolicyParam, check_policy_flags, engine_option
 from kvsim.cli.scenario import build_scenario
 from kvsim.cli.scenario_flags import scenario_options
@@ -43,7 +43,7 @@ _WORTH_PROCESSES = 50_000
 @click.command("run", cls=ServedCommand)
 @click.option("--policy", type=PolicyParam(), default="paged", show_default=True, help=POLICY_HELP)
 @scenario_options
-@users_options
+@sender_options
 @engine_option
 @apart_options
 @replicas_options
@@ -101,7 +101,7 @@ def command(
     fleet_flags, users = fleet_of(flags), users_of(flags)
     if output is not None:
         may_replace(output, "run", overwrite=overwrite, is_folder=True)
-    scenario = build_scenario(alone=policy, **flags)
+    scenario = build_scenario(only_policy=policy, **flags)
     settings, workload = scenario.policy(policy), scenario.workload
     setup = (workload, settings, scenario.machine(settings))
     options = _options(flags, users, engine)
@@ -121,7 +121,10 @@ def command(
 
 
 def _check_effects(flags: Mapping[str, Any]) -> None:
-    """Check that --growth and --no-band have an effect where they are given."""
+    """Check that --growth and --no-band have an effect if they are given.
+
+    --growth needs reservations that double, and --no-band needs a single server.
+    """
     if flags["growth"] is not None and flags["reserve"] != Reserve.DOUBLING.value:
         raise UsageError("--growth has no effect on reservations that do not grow; give --reserve doubling as well.")
     if flags["no_band"] and (has_several_servers(flags) or flags["prefix_store_gib"] is not None):

@@ -28,7 +28,8 @@ class RunAnswer:
         self._fleet = fleet if shows_fleet else None
         self._band: Band | None = None
         self._front_end_s: list[float] = []
-        """Mean seconds that the HTTP front end adds to TTFT and end to end, for each server; empty without front ends.
+        """Mean seconds that the HTTP front end adds to TTFT and to the end-to-end time, for each server; empty without
+        front ends.
         """
         self.notes: list[str] = []
         """Sentences to print below the figures."""
@@ -43,7 +44,10 @@ class RunAnswer:
         self.notes += band_notes(self._band)
 
     def add_front_end(self, card: Card | None, workload: Workload) -> None:
-        """Add the delay of an HTTP front end to the times that clients see; `card` is the machine's, or None."""
+        """Add the delay of an HTTP front end to the times that clients see.
+
+        `card` is the machine card, which has the speed of the host. If it is None, a host of medium speed is assumed.
+        """
         mean_prompt = float(workload.prompt_tokens.mean())
         self._summaries, self._front_end_s, note = with_delays(http(card), self._summaries, mean_prompt)
         self.notes.append(note)
@@ -59,7 +63,7 @@ class RunAnswer:
             totals = self._fleet.totals(self._summaries)
             print_fleet(self._runs[0].meta, totals, self._summaries, requests, self.notes)
         if show_all:
-            print_summaries("every figure", self._runs, self._summaries, names_evidence=True)
+            print_summaries("every figure", self._runs, self._summaries, lists_recordings=True)
 
     def _document(self) -> dict[str, object]:
         servers = [summary_document(run, summary) for run, summary in zip(self._runs, self._summaries, strict=True)]

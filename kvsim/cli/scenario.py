@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kvsim.cli.machine_flags import (
-    FIND,
+    AUTO_LENGTH,
     GIB,
-    adjusted_words,
     caches_prefixes,
     engine_limits,
     gib_of_slots,
+    limit_notes,
     machine_of,
     memory_of,
 )
@@ -45,7 +45,7 @@ class Scenario:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of KV cache on one GPU."""
+    """Bytes of KV cache on one GPU. With pipeline stages, the sum over the stages, with one GPU of each."""
     block_size: int
     """Number of tokens in a block of a paged cache."""
     max_model_len: int
@@ -109,8 +109,8 @@ class Scenario:
     def machine(self, policy: AnyPolicy) -> Machine:
         """Return the machine that `policy` runs on, with its step times.
 
-        By default, static batches have the step times of Hugging Face. With `--times one` of `kvsim compare`, all
-        policies have those of vLLM.
+        Static batches have step times of Hugging Face. In comparisons of policies, --times may give them those of vLLM,
+        which all other policies have.
         """
         from kvsim.policies import Static
         from kvsim.simulation import Machine
@@ -120,10 +120,11 @@ class Scenario:
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.kv_bytes, step_time=times)
 
     def _step_time(self, policy: AnyPolicy, *, captured: bool = True) -> StepTimeModel:
-        """Return the step times of the profile or machine card that the flags name; without one, those that
-        `kvsim.machines` finds best for the machine.
+        """Return the step times of the profile or machine card that the flags name. If they name none, return the best
+        that kvsim has for the machine.
 
-        With `--times own`, a profile of an engine other than the policy's is ignored.
+        `captured` is True if steps run as CUDA graphs. A profile of an engine other than the policy's is refused; with
+        --times own, it is ignored.
         """
         from kvsim.machines import KERNELS, is_card, step_times
         from kvsim.policies import Radix, Static
@@ -198,14 +199,16 @@ class Scenario:
     @property
     def notes(self) -> list[str]:
         """Sentences on defaults that vLLM changes because of the other settings, and on optimal eviction."""
-        words = adjusted_words(self.flags, self.gpu, self.max_model_len)
+        words = limit_notes(self.flags, self.gpu, self.max_model_len)
         if self.flags["eviction"] == PrefixEviction.OPTIMAL.value:
             words.append("optimal eviction knows all requests: a bound for rules of eviction, which no server reaches")
         return words
 
 
 def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, Any]:
-    """Return the settings in the policy of a Python `file` that differ from their defaults, by name.
+    """Return the values in `settings` that differ from their defaults, by name.
+
+    `settings` are those of a custom policy, whose Python `file` is named in errors.
 
     Raises:
         UsageError: such a setting is given as a flag, too.
@@ -235,8 +238,9 @@ def paged_settings(flags: dict[str, Any], gpu: Gpu, model: Model, block_size: in
 
 
 def radix_cache(flags: dict[str, Any], gpu: Gpu) -> RadixSettings:
-    """Return the settings of SGLang's cache that the flags describe. The speed of the link to host memory is found as
-    in `paged_settings`.
+    """Return the settings of SGLang's cache that the flags describe.
+
+    The speed of the link to host memory is that of the flag; otherwise that of the machine card, otherwise the default.
 
     Raises:
         UsageError: a setting is invalid, or requires another that is not given.
@@ -278,7 +282,7 @@ _OF_WEIGHTS = ("quantization", "tensor_parallel_size", "pipeline_parallel_size",
 """Flags that change how many bytes the weights, or the KV of a token, take on one GPU."""
 
 
-def _keeps_memory(flags: Mapping[str, Any]) -> bool:
+def _may_use_recorded_size(flags: Mapping[str, Any]) -> bool:
     """Tell whether no flag changes the size of the cache, so that a recorded size can be used."""
     return all(flags[name] is None for name in _SIZES + _OF_WEIGHTS)
 
@@ -296,13 +300,13 @@ def build_scenario(
     requests_of: Callable[[dict[str, Any]], Requests] = workload_and_source,
     /,
     *,
-    alone: str | None = None,
+    only_policy: str | None = None,
     **flags: Any,
 ) -> Scenario:
     """Build the scenario that the flags describe. `requests_of` returns the requests for the flags.
 
-    `alone` is the name of the only policy; None if several are compared. If no flag states the memory, a single policy
-    gets the memory that its own engine takes by default, and several policies all get that of vLLM.
+    `only_policy` is the name of the simulated policy; None if several are compared. If no flag states the memory, a
+    single policy gets the memory that its own engine takes by default. Several policies all get the memory of vLLM.
     """
     from kvsim.hardware import find_gpu
     from kvsim.policies import Radix
@@ -311,8 +315,10 @@ def build_scenario(
     gpu, model = machine_of(flags, None if source is None else source.meta)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None
-    is_left_open = all(flags[name] is None for name in _SIZES) and not (recorded is not None and _keeps_memory(flags))
-    follows_sglang = alone == Radix.name and is_left_open and _is_sized_by_sglang(model)
+    is_left_open = all(flags[name] is None for name in _SIZES) and not (
+        recorded is not None and _may_use_recorded_size(flags)
+    )
+    follows_sglang = only_policy == Radix.name and is_left_open and _is_sized_by_sglang(model)
     if flags["mem_fraction_static"] is not None or follows_sglang:
         # SGLang reserves less memory beside the cache than vLLM, so its pool is oversized by vLLM's rules.
         flags |= {"kv_gib": gib_of_slots(flags, gpu, model), "mem_fraction_static": None, "oversize": True}
@@ -345,9 +351,9 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
 
     The size of the cache is that of the flags; otherwise that of the recording, otherwise what the GPU's memory leaves.
     """
-    pool = recorded.pool if recorded is not None and _keeps_memory(flags) else None
+    pool = recorded.pool if recorded is not None and _may_use_recorded_size(flags) else None
     if pool is None or pool.num_units is None:
-        finds = flags["max_model_len"] == FIND
+        finds = flags["max_model_len"] == AUTO_LENGTH
         budget = memory_of(flags, gpu, model)
         # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.
         is_whole = flags["kv_gib"] is None or model.pipeline_parallel_size > 1
@@ -357,7 +363,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
             _block_size(flags, model, budget.plan.layout),
             budget.plan.settings.max_model_len if finds else flags["max_model_len"],
         )
-    if flags["max_model_len"] == FIND:
+    if flags["max_model_len"] == AUTO_LENGTH:
         raise UsageError(
             "--max-model-len auto is for memory that kvsim computes, and this recording states its memory; give a "
             "number of tokens."

@@ -1,7 +1,8 @@
 """`kvsim tui --serve`: the terminal interface in browsers of this machine.
 
-The server listens on the loopback interface only. It refuses requests from pages of another origin, also if the name of
-their server resolves to this machine (DNS rebinding). It limits the number of browsers and the size of a terminal.
+The server listens on the loopback interface only. It refuses requests that come from web pages of other servers, even
+if the name of such a server resolves to this machine (DNS rebinding). The number of browsers and the size of a terminal
+are limited.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MAX_BROWSERS = 8
 MAX_CONNECTIONS = 64
 """Maximum number of open sockets; a browser opens about six for each page."""
 MAX_COLUMNS, MAX_ROWS = 1_000, 500
-"""Largest terminal, in characters: that of a browser over two large screens with small letters."""
+"""Largest terminal, in characters. This is enough for a browser across two large screens in a small font."""
 MAX_MESSAGE_BYTES = 1 << 16
 _STOP_S = 5.0
 """Seconds that an interface may take to end after its browser has disconnected."""
@@ -75,7 +76,7 @@ class LocalServer(Server):
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
         """Serve while the `with` block runs; yield the port."""
-        log.addFilter(_is_ours)
+        log.addFilter(_is_about_server)
         runner = web.AppRunner(
             await self._make_app(), logger=log, access_log=None, keepalive_timeout=_IDLE_S, shutdown_timeout=_STOP_S
         )
@@ -161,7 +162,7 @@ class LocalServer(Server):
                 return
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def _is_about_server(record: logging.LogRecord) -> bool:
     """Tell whether a log record is about this server, not about a client that sent invalid HTTP."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
@@ -208,7 +209,7 @@ def _size(width: object, height: object) -> tuple[int, int] | None:
 
 
 async def _stop(interface: AppService) -> None:
-    """Stop an interface, and kill its process if it does not end in time."""
+    """Stop the interface of one browser, and kill its process if it does not end within `_STOP_S` seconds."""
     with suppress(asyncio.TimeoutError, OSError, RuntimeError, AssertionError):
         await asyncio.wait_for(interface.stop(), _STOP_S)
     process = interface._process

@@ -24,7 +24,7 @@ _SWITCH = re.compile(
     r"--(no-|enable-|disable-|skip-|use-|trust-remote-code|enforce-eager|async-scheduling|language-model-only|headless"
     r"|calculate-kv-scales|fully-sharded-loras|log-requests|show-time-cost|is-embedding|numa-bind$).*"
 )
-"""Flags of a server that have no value, among flags that kvsim does not have."""
+"""Pattern of the server's flags that take no value. It is used for flags that kvsim does not have."""
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
 """Number with a suffix: 32k is 32,000, and 32K is 32,768."""
 _NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-bytes")
@@ -42,9 +42,7 @@ class Translation:
     arguments: list[str] = field(default_factory=list)
     """Translated flags with their values, as on a command line."""
     defaults: dict[str, str] = field(default_factory=dict)
-    """Values of kvsim's parameters that differ from kvsim's defaults for this server although no flag of the server
-    states them.
-    """
+    """Values that the server has by default and kvsim does not, by the name of kvsim's flag, without dashes."""
     irrelevant: list[str] = field(default_factory=list)
     """Flags of the server that change neither memory nor time."""
     unmodelled: dict[str, str] = field(default_factory=dict)
@@ -96,11 +94,12 @@ def translate(line: ServerLine, known: Mapping[str, click.Parameter]) -> Transla
 
 
 def _flags(
-    words: Sequence[str], known: Mapping[str, click.Parameter], same: Mapping[str, str]
+    words: Sequence[str], known: Mapping[str, click.Parameter], renamed: Mapping[str, str]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield each flag in `words` with its values. A positional argument is the model, and is yielded as `--model`.
 
-    `same` maps a server's flag to the spelling of that flag in kvsim, where the two differ.
+    `known` has kvsim's options by flag. `renamed` maps a server's flag to kvsim's flag with the same meaning, if the
+    two differ.
     """
     index = 0
     while index < len(words):
@@ -110,7 +109,7 @@ def _flags(
             continue
         flag, is_joined, value = word.partition("=")
         flag = flag.replace("_", "-").partition(".")[0]
-        option = known.get(same.get(flag, flag))
+        option = known.get(renamed.get(flag, flag))
         is_switch = _SWITCH.fullmatch(flag) is not None if option is None else getattr(option, "is_flag", False)
         values = [value] if is_joined else []
         while not is_joined and index < len(words) and not is_flag_word(words[index]):

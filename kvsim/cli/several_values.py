@@ -40,8 +40,9 @@ class ComparingCommand(ServedCommand):
     """Command in which one flag may have several values; a switch has the values on and off."""
 
     def kvsim_arguments(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
-        """Return `args` for click, with only the first value of the compared flag; `several_values` returns all its
-        values.
+        """Return `args` for click, with only the first value of the flag that has several.
+
+        All its values are stored in `ctx`, from which the function `several_values` reads them.
         """
         options = {
             spelling: option

@@ -24,7 +24,9 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def overwrite_option(*outputs: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--overwrite`, which requires one of the parameters `outputs` if there are any."""
+    """Return a decorator that adds `--overwrite`. With `outputs`, which are names of parameters, one of these must be
+    given together with it.
+    """
     return flag(
         "--overwrite",
         is_flag=True,
@@ -65,7 +67,7 @@ def _finite(value: Any) -> Any:
 def print_table(
     title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], *, figures: Sequence[int] = (), note: str = ""
 ) -> None:
-    """Print a table. Columns whose numbers are in `figures` are aligned to the right."""
+    """Print a table. `figures` has the indices, from 0, of columns to align to the right."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -88,7 +90,10 @@ def print_table(
 
 
 def difference_rows(lines: Iterable[VerdictLine]) -> list[tuple[str, str, str]]:
-    """Return the rows of a table of recorded and simulated decisions. Lines that differ are marked."""
+    """Return the rows of a table of compared decisions: label, recorded value, simulated value.
+
+    The label of a line that differs begins with ">".
+    """
     return [(("> " if line.differs else "  ") + line.label, line.recorded, line.simulated) for line in lines]
 
 
@@ -114,7 +119,11 @@ def progress(label: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def change_words(before: float, after: float, form: Callable[[float], str]) -> str:
-    """Return a change in percent; of a share, in percentage points. Empty if `form` prints both values alike."""
+    """Return the change from `before` to `after` in percent, or in percentage points if `form` prints percentages.
+
+    The text is empty if a value is NaN, or if `form` prints both values alike. If `before` is 0, it is `after` with a
+    plus sign.
+    """
     if before != before or after != after or form(before) == form(after):
         return ""
     if form(0.5).endswith("%"):

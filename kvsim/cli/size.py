@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvsim.cli.machine_flags import FIND, machine_of, memory_of, title_of
+from kvsim.cli.machine_flags import AUTO_LENGTH, machine_of, memory_of, title_of
 from kvsim.cli.no_start import change_words, changes, print_no_start
 from kvsim.cli.options import bounded, check_policy_flags, is_given
 from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table
-from kvsim.cli.size_figures import document, other_layouts, release_of, sequences_at_once, unmeasured
+from kvsim.cli.size_figures import document, other_layouts, release_of, sequences_at_once, unmeasured_notes
 from kvsim.cli.size_image import image_of, image_rows
 from kvsim.cli.size_rows import block_rows, num_gpus, other_layout_rows, place_of, pool_rows, rank_rows, term_rows
 from kvsim.cli.size_sleep import sleep_rows
@@ -99,14 +99,14 @@ def command(
     as_json: bool,
     **flags: Any,
 ) -> None:
-    """Explain how many blocks a GPU and a model leave room for, and how many sequences or rows fit."""
+    """Explain how many blocks a GPU and a model leave room for, and how many sequences fit."""
     if list_only:
-        _check_alone(context, "list_only", "as_json")
+        _check_no_other_flags(context, "list_only", "as_json")
         _list(as_json=as_json)
     elif gpu_template:
         from kvsim.hardware import gpu_template as template
 
-        _check_alone(context, "gpu_template")
+        _check_no_other_flags(context, "gpu_template")
         click.echo(template())
     else:
         gpu, model = _check_machine(flags)
@@ -125,8 +125,8 @@ def command(
             _print(flags, budget, policy, tokens, costs, sleeps=enable_sleep_mode)
 
 
-def _check_alone(context: click.Context, *allowed: str) -> None:
-    """Check that only flags in `allowed` are given. The first of `allowed` prints something and ends the command."""
+def _check_no_other_flags(context: click.Context, *allowed: str) -> None:
+    """Check that only flags in `allowed` are given. An error names the first of them, such as --list."""
     spelled = {str(option.name): option.opts[0] for option in context.command.params}
     for name, flag in spelled.items():
         if name not in allowed and is_given(context, name):
@@ -152,11 +152,11 @@ def _budget(flags: dict[str, Any], gpu: Gpu, model: Model, policy: str, *, as_js
     """Return the memory budget of the flags. If the server would not start, print the reason and exit."""
     if flags["mem_fraction_static"] is not None:
         raise UsageError("--mem-fraction-static is SGLang's; give --policy radix with it, or --gpu-memory-utilization.")
-    if policy != "static" and flags["max_model_len"] != FIND:
+    if policy != "static" and flags["max_model_len"] != AUTO_LENGTH:
         check_length(model, flags["max_model_len"])
     if policy == "paged":
         check_block_size(model, flags["block_size"])
-    longest = None if flags["max_model_len"] == FIND else flags["max_model_len"]
+    longest = None if flags["max_model_len"] == AUTO_LENGTH else flags["max_model_len"]
     try:
         budget = memory_of(flags, gpu, model, max_model_len=longest)
     except BudgetError as error:
@@ -194,5 +194,5 @@ def _print(
     echo(verdict(flags, budget, policy, tokens, num_sequences, image=costs, otherwise=others))
     fits = budget.plan.concurrency >= 1
     remedies = [] if fits else [change_words(changes(flags, budget.gpu, budget.model))]
-    note = "\n".join(remedies + unmeasured(flags, budget))
+    note = "\n".join(remedies + unmeasured_notes(flags, budget))
     print_table(title_of(budget.gpu, budget.model), ["", "", "", "why"], rows, figures=(1,), note=note)

@@ -30,7 +30,9 @@ def release_of(flags: Mapping[str, Any]) -> str:
 
 
 def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
-    """Return how many sequences of `tokens` tokens fit under `policy`, and words that say in which way they fit."""
+    """Return how many sequences of `tokens` tokens fit under `policy`, and words to print after this number, such as
+    "decode at once, 4 blocks each".
+    """
     from kvsim.memory.packing import largest_batch
 
     if policy == "paged":
@@ -47,8 +49,10 @@ def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, st
 
 
 def other_layouts(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:
-    """Return plans that use the same memory with other layouts, each with its condition in words, by their keys in the
-    JSON output; empty for all policies but paged.
+    """Return plans of the same memory with other layouts, by their keys in the JSON output.
+
+    A value is a plan and words such as "if windows were full layers". The result is empty for policies other than
+    paged, and for models to which no other layout applies.
     """
     if policy != "paged":
         return {}
@@ -61,7 +65,7 @@ def other_layouts(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str
     return plans
 
 
-def unmeasured(flags: Mapping[str, Any], budget: Budget) -> list[str]:
+def unmeasured_notes(flags: Mapping[str, Any], budget: Budget) -> list[str]:
     """Return a note for each term of the budget that was not measured for its model or release."""
     release, model = release_of(flags), budget.model
     is_computed = any(term.label == "activations" for term in budget.terms)
@@ -116,4 +120,4 @@ def document(
     }
     document |= {"image": costs} if costs else {}
     document |= {"asleep": asleep_of(budget)} if sleeps else {}
-    return document | {"unmeasured": unmeasured(flags, budget)}
+    return document | {"unmeasured": unmeasured_notes(flags, budget)}

@@ -16,7 +16,14 @@ _SIDES = re.compile(r"(\d{1,6})[x×](\d{1,6})")
 
 
 def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dict[str, Any] | None:
-    """Return the cost of one image, as in the JSON output; None without --image and --image-tokens."""
+    """Return the cost of one image; None without --image and --image-tokens.
+
+    The keys are those of the JSON output: `tokens`, `prompt_tokens` (with marks around the image), `blocks`,
+    `kv_bytes`, `encoder_bytes` and `encoder_cache_tokens`; with --image also `scaled_pixels` and `side_pixels`.
+
+    Raises:
+        UsageError: the model takes no images, or both flags are given.
+    """
     if image is None and image_tokens is None:
         return None
     if not budget.model.image_class:

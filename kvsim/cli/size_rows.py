@@ -40,7 +40,11 @@ def term_rows(terms: Sequence[BudgetTerm], on_one: str) -> list[Row]:
 
 
 def block_rows(budget: Budget, on_one: str) -> list[Row]:
-    """Return the rows about one block: its bytes, the bytes of a token, and a row per kind of layer if they differ."""
+    """Return the rows about one block: its bytes, and the bytes of a token or, if layers differ, a row per kind of
+    layer.
+
+    `on_one` is the text of the column that says where the bytes are, such as "on each GPU".
+    """
     layout = budget.plan.layout
     why = f"{budget.block_size} tokens in all layers" if len(layout.groups) == 1 else _shared(budget)
     if (number := budget.model.decode_context_parallel_size) > 1:
@@ -71,7 +75,9 @@ def block_rows(budget: Budget, on_one: str) -> list[Row]:
 
 
 def _draft_rows(budget: Budget, on_one: str) -> list[Row]:
-    """Return one row with the share of each block that draft layers take; no row without draft layers."""
+    """Return one row with the bytes and the percentage of each block that draft layers take; no row without draft
+    layers. `on_one` is as in `block_rows`.
+    """
     layers = budget.plan.settings.draft_layers
     if not layers:
         return []
@@ -87,10 +93,11 @@ def _shared(budget: Budget) -> str:
 
 
 def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
-    """Return the rows about the pool: its blocks, and the two figures that vLLM logs.
+    """Return the rows about the pool: its blocks, and the two figures that vLLM logs, "GPU KV cache size" and "maximum
+    concurrency".
 
-    If `logs_longest`, the release logs how many tokens fit in sequences of the maximum length. Earlier releases log the
-    tokens of all blocks, shared evenly among the KV-cache groups.
+    The first of these depends on the release. If `logs_longest`, it is the maximum concurrency times the maximum
+    length, in tokens. Otherwise it is the tokens of all blocks, divided evenly among the KV-cache groups.
     """
     plan = budget.plan
     length = plan.settings.max_model_len
@@ -113,7 +120,10 @@ def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
 
 
 def rank_rows(budget: Budget, unit: str, num_sequences: int) -> list[Row]:
-    """Return one row with the number of sequences of all data-parallel ranks together; no row for a single rank."""
+    """Return one row with the number of sequences of all data-parallel ranks together; no row for a single rank.
+
+    `unit` is the row's label. `num_sequences` is the number for one rank.
+    """
     ranks = budget.model.data_parallel_size
     why = f"{ranks} ranks, each with a scheduler and a cache of its own; no sequence uses two"
     return [(f"  {unit}", f"{ranks * num_sequences:,}", "in all", why)] if ranks > 1 else []

@@ -68,7 +68,7 @@ class _HostSlots(NamedTuple):
         """Return the slots in host memory that the flags ask for; None without HiCache.
 
         Raises:
-            UsageError: the model has a pool for windows, or a flag requires another that is not given.
+            UsageError: the model has sliding-window layers, or a flag requires another that is not given.
             BudgetError: the host memory holds no slot.
         """
         layers = SlotLayers.of(slots.model)

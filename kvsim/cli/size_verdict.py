@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.machine_flags import FIND
+from kvsim.cli.machine_flags import AUTO_LENGTH
 from kvsim.display.text import size_words
 from kvsim.kv_groups.reasons import caching_words, why_so_large
 
@@ -26,8 +26,8 @@ def verdict(
 ) -> str:
     """Return the answer as sentences: costs of images, adapters and drafts, the sequences that fit, and the reasons.
 
-    `image` has the cost of one image, from `image_of`. `otherwise` has plans of the same memory with other layouts,
-    each with its condition in words.
+    `image` has the cost of one image, from `image_of`. `otherwise` is the result of `other_layouts`: plans of the same
+    memory with other layouts, each with words such as "if windows were full layers".
     """
     plan = budget.plan
     if plan.concurrency < 1:
@@ -42,7 +42,7 @@ def verdict(
         on = f" on each of {ranks} ranks" if (ranks := budget.model.data_parallel_size) > 1 else ""
         fit = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once{on}, in {budget.num_blocks:,} blocks"
         said = "; ".join([fit, *others]) + "."
-        if flags["max_model_len"] == FIND:
+        if flags["max_model_len"] == AUTO_LENGTH:
             said = f"The longest sequence that fits has {plan.settings.max_model_len:,} tokens; {said}"
     is_on, why = caching_words(budget.model, plan)
     uncached = "" if is_on or policy != "paged" or not budget.model.recurrent_layers else f"{why[0].upper()}{why[1:]}."

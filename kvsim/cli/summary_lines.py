@@ -27,15 +27,15 @@ def print_summaries(
     summaries: Sequence[Summary],
     *,
     note: str = "",
-    names_evidence: bool = False,
+    lists_recordings: bool = False,
 ) -> None:
     """Print one table with a column for each summary, then the source of the step times and `note`.
 
-    With `names_evidence`, list the recordings with which the error of the step times was measured.
+    With `lists_recordings`, also list the recordings with which the error of the step times was measured.
     """
     rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]
-    notes = [line for recording in recordings for line in time_lines(recording, names_evidence=names_evidence)]
+    notes = [line for recording in recordings for line in time_lines(recording, lists_recordings=lists_recordings)]
     if not all(summary.duration_s for summary in summaries):
         notes.append("a run in which no time passes has no rates, and no means over time")
     without = dict.fromkeys(summary.prefix_no_hits for summary in summaries if summary.prefix_no_hits)
@@ -103,7 +103,7 @@ def summary_document(recording: Recording | Measured, summary: Summary) -> dict[
 def figures_document(recording: Recording | Measured, summary: Summary) -> dict[str, Any]:
     """Return every figure of a run or a recording for JSON.
 
-    `policy` is always the name of the policy; in a summary, the name of a server may be in its place.
+    The value of the key `policy` is the name of the policy, even if `summary.policy` is the name of a server.
     """
     return summary.as_dict() | {
         "policy": recording.meta.rules_name,
@@ -142,16 +142,17 @@ def time_source(recording: Recording | Measured) -> str:
     return f"times: {recording.meta.engine.get('step_time', 'unknown')}"
 
 
-def time_lines(recording: Recording | Measured, *, names_evidence: bool = False) -> list[str]:
+def time_lines(recording: Recording | Measured, *, lists_recordings: bool = False) -> list[str]:
     """Return the lines of a text about the source of a run's step times, first in short, then in full.
 
-    If `names_evidence`, the recordings are listed with which the error of the step times was measured.
+    For a recording of a real engine, the text is a single line. With `lists_recordings`, the last line lists the
+    recordings with which the error of the step times was measured, if it was measured.
     """
     source = time_source(recording)
     if recording.meta.source != "simulation":
         return [source]
     label = source.removeprefix("times: ")
     lines = [f"times: {plain_words(label)}", f"in full: {label}"] if class_in(label) else [source]
-    if names_evidence and (known := known_in(label)) is not None:
+    if lists_recordings and (known := known_in(label)) is not None:
         lines.append(f"the recordings of that class: {', '.join(known.recordings)}")
     return lines

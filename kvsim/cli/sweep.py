@@ -120,7 +120,9 @@ def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, ov
 
 
 def _run(points: Sequence[Point], output: Path, **options: Any) -> SweepResult:
-    """Run `points` with the `options` of `sweep`. If interrupted, print how many points are done."""
+    """Run `points` with the `options` of `kvsim.experiments.sweeps.sweep`. If interrupted, print how many points are
+    done.
+    """
     from kvsim.experiments.sweeps import sweep
 
     num_done = 0
@@ -230,7 +232,7 @@ def _point(
     settings = dict(zip(axes, values, strict=True))
     merged: dict[str, Any] = {**flags, **settings}
     name = merged.pop("policy", policy)
-    scenario = build_scenario(requests_of, alone=name, **merged)
+    scenario = build_scenario(requests_of, only_policy=name, **merged)
     chosen = scenario.policy(name)
     return Point(
         settings=settings,

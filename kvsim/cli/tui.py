@@ -38,7 +38,7 @@ _LIST = "list"
 """Value of --lesson if no number is given, which lists the lessons."""
 _PORT = 8000
 _FEW_REQUESTS = 1_000
-"""Largest number of requests that the interpreted engine simulates while a person waits."""
+"""Largest number of requests for which the run is interpreted, not compiled, because a person waits for it."""
 
 
 @click.command("tui", cls=ServedCommand)
@@ -108,8 +108,8 @@ def command(
     a recorded vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare, lesson, attach)
-    policy = _checked_policy(context, policy, _shows_no_run(recording_name, flags, lesson, attach, compare, screenshot),
-                             others=bool(recording_name or compare))  # fmt: skip
+    shows_no_run = _content_without_run(recording_name, flags, lesson, attach, compare, screenshot)
+    policy = _checked_policy(context, policy, shows_no_run, shows_other=bool(recording_name or compare))
     columns_rows = _checked_size(size, screenshot, at_s, overwrite=overwrite)
     if lesson == _LIST:
         if serve or screenshot is not None:
@@ -144,13 +144,16 @@ class _Shown(NamedTuple):
     """Functions that make what the interface shows. They are called after the interface has started."""
 
     make: Callable[[Any], Any]
-    """Function that makes the recording, the recordings or the lesson. Its argument receives the progress; None for no
-    reports.
+    """Function that returns what is shown: one recording, several recordings, or a lesson.
+
+    Its argument is an object that shows the progress of this, or None to show none.
     """
     runs: Callable[[], Any] | None = None
     """Function that simulates the same requests under all policies; None if no comparison is possible."""
     ample: Callable[..., Any] | None = None
-    """Function that returns the tokens per second of each policy in an ample pool; None if not possible."""
+    """Function that returns the tokens per second of each policy in a pool with room for all requests; None if this
+    cannot be simulated.
+    """
 
 
 def _shown(
@@ -171,7 +174,7 @@ def _shown(
     return _Shown(make, partial(_all_policies, all_runs, _quiet), ample)
 
 
-def _shows_no_run(
+def _content_without_run(
     recording_name: str | None, flags: Mapping[str, Any], lesson: str | None, attach: str | None, compare: bool,
     screenshot: Path | None,
 ) -> str:  # fmt: skip
@@ -183,18 +186,18 @@ def _shows_no_run(
     return "--lesson" if lesson is not None else "--attach" if attach is not None else ""
 
 
-def _checked_policy(context: click.Context, policy: str | None, shows_no_run: str, *, others: bool) -> str | None:
-    """Check the flags of a run, and return the policy to simulate; None if none is simulated.
+def _checked_policy(context: click.Context, policy: str | None, shows_no_run: str, *, shows_other: bool) -> str | None:
+    """Check the flags of a run, and return the policy to simulate; None if no single policy is simulated.
 
-    Without --policy, it is the paged one if flags describe a run. `others` is True if a recording or a comparison is
-    shown, which needs no policy. `shows_no_run` has the words of `_shows_no_run`.
+    If --policy is not given and flags describe a run, the paged policy is simulated, unless a recording or a comparison
+    is shown (`shows_other`). `shows_no_run` is the result of `_content_without_run`.
     """
     flag_of_a_run = _flag_of_a_run(context)
     if shows_no_run and flag_of_a_run:
         raise UsageError(f"{flag_of_a_run} has no effect with {shows_no_run}; leave one out.")
     if shows_no_run:
         return None
-    if policy is None and not others and flag_of_a_run:
+    if policy is None and not shows_other and flag_of_a_run:
         policy = Paged.name
     if policy is not None:
         check_policy_flags(context, [policy])
@@ -250,7 +253,7 @@ _quiet = _Quiet()
 def _recording(name: str | None, policy: str | None, flags: dict[str, Any], report: Any) -> Recording:
     if policy is not None:  # without a comparison, the policy has the step times of its own engine
         alone = {flag: value for flag, value in flags.items() if flag != "clock"}
-        return _simulate(build_scenario(alone=policy, **alone), policy, report)
+        return _simulate(build_scenario(only_policy=policy, **alone), policy, report)
     from kvsim.cli.workload_flags import DEFAULT_WORKLOAD
     from kvsim.recording import find, read
 

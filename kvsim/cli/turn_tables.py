@@ -43,8 +43,9 @@ def print_turns(run: Recording | Measured) -> None:
 
 
 def print_losses(recording: Recording) -> None:
-    """Print the turns that lost most tokens of their history, and the evictions that caused it. A run without sessions
-    prints nothing.
+    """Print the turns that lost the most tokens of their history from the cache, and the evictions that caused this.
+
+    For a run without sessions, print nothing.
     """
     if recording.requests.turns is None:
         return

@@ -38,7 +38,9 @@ _SHORT = {
     "longest_sequence_bytes": "longest takes",
     "gpu_kv_cache_size_tokens": "logged tokens",
 }
-"""Short headings of figures in the table of rules. A figure has a column if at least one rule changes it."""
+"""Short headings in the table of rules, by the name of the figure in `Upgrade.before`. A figure has a column if at
+least one rule changes it. Tokens "in vain" were computed, but no finished request needed them.
+"""
 
 
 def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool) -> None:

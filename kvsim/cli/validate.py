@@ -41,8 +41,8 @@ def command(
     """Simulate the requests of RECORDINGS with PROFILE and print the errors.
 
     PROFILE is a file (a profile or a machine card), the name of a profile that comes with kvsim, or `auto` for the best
-    that ships for each recording. Below the errors are the source of the times, and the GPU or host that was slower or
-    faster than predicted.
+    that ships for each recording. Below the errors are the source of the times, and by how much the GPU and the host
+    were slower or faster than predicted.
     """
     from kvsim.experiments.validation import times_of, validate
     from kvsim.recording import find, read

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def command(*, subject: str, steps_file: Path | None, as_json: bool) -> None:
-    """Check that kvsim and a recorded vLLM, or the scheduler of vLLM or SGLang, make the same decisions.
+    """Check that kvsim makes the same decisions as a recorded vLLM; with --oracle, as vLLM's or SGLang's scheduler.
 
     RECORDING is a folder or the name of a recording that comes with kvsim. It is replayed in lockstep: requests, tokens
     and their order, block ids, preemptions, queues and free blocks are compared at every step. The exit code is 1 if

@@ -67,7 +67,10 @@ def _check_seed(flags: Mapping[str, Any]) -> None:
 
 
 def _adjusted(workload: Workload, flags: Mapping[str, Any], answer_factor: float) -> Workload:
-    """Return `workload` changed by --load, --answers (`answer_factor` times as long), --adapters and --images."""
+    """Return `workload` with the changes of --load, --answers, --adapters and --images.
+
+    Answers become `answer_factor` times as long.
+    """
     workload = _with_load(workload, flags)
     if answer_factor != 1:
         workload = workload.scaled_answers(answer_factor)
@@ -176,7 +179,11 @@ def cut_at(workload: Workload, max_model_len: int, *, stated: bool) -> Workload:
 
 
 def first_requests(workload: Workload, num_requests: int, hint: str = "") -> Workload:
-    """Return the first --num-requests requests. If there are fewer, the error adds `hint`, another remedy."""
+    """Return the first `num_requests` requests of `workload`.
+
+    Raises:
+        UsageError: there are fewer. Its sentence ends with `hint`, which may name another remedy.
+    """
     from kvsim.importers import first
 
     if num_requests > len(workload):

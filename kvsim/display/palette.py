@@ -1,9 +1,10 @@
 """Colours of requests in the interface and in figures.
 
 The hue of a request depends only on its row in the recording, so that it is the same everywhere. Consecutive hues
-differ in lightness, too, and are distinct with any colour blindness. In OKLab, every hue is at least 0.1 from the
-states that are drawn beside it: tokens, reserved, never written, padding, expired and cached. No hue is a lighter or
-darker green of cached memory, because no request holds that memory.
+differ in lightness, too, and are distinct with any colour blindness. Hues also differ from the colours of the states
+of memory that are drawn beside them (tokens, reserved, never written, padding, expired and cached): the distance in the
+colour space OKLab is at least 0.1. No hue is a lighter or darker variant of the green of cached memory, because no
+request holds that memory.
 """
 
 from __future__ import annotations

@@ -74,12 +74,15 @@ def size_column(sizes: Iterable[float]) -> list[str]:
 
 
 def abridged(text: str, length: int) -> str:
-    """Shorten `text` to about `length` letters by leaving out the middle, because names often differ at their ends."""
+    """Shorten `text` to about `length` characters. Leave out the middle, because names often differ at their ends."""
     return text if len(text) <= length else f"{text[: length // 2]} … {text[-length // 3 :]}"
 
 
 def message(text: str) -> str:
-    """Escape an error message and shorten it: first its long values, then the whole text."""
+    """Escape an error message, and shorten it to about `_MESSAGE_LETTERS` characters.
+
+    First, words of `_VALUE_LETTERS` or more characters are shortened.
+    """
     text = _LONG_VALUE.sub(lambda value: abridged(value[0], _VALUE_LETTERS), printable(text))
     return abridged(text, _MESSAGE_LETTERS)
 
@@ -128,7 +131,9 @@ def _written_out(character: re.Match[str]) -> str:
 
 
 def in_full(value: Any) -> str:
-    """Format `value` completely, with all fields of dataclasses that their `repr` shows, even if it is abridged."""
+    """Format `value` completely. For dataclasses, also within lists and tuples, list every field with `repr=True`, even
+    if their `__repr__` is shorter.
+    """
     if isinstance(value, (float, int, str)):
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):

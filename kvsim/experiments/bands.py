@@ -1,7 +1,7 @@
-"""Sensitivity of figures to the error of the step times, by runs with slightly shorter and longer times.
+"""Prediction intervals: the range of each figure over runs with slightly shorter and longer step times.
 
-With preemptions, the queue accumulates every delay: 1 % of speed changes the time to first token by 5 %. A single
-number would be too precise.
+A run with preemptions has a queue, which accumulates delays. There, 1 % longer steps can change the time to first token
+by 5 %, so a single number would look more precise than it is.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from kvsim.simulation import Options
     from kvsim.workload import Workload
 
-PREEMPTED_SHARE = 0.05
-"""Number of preemptions per request from which a run gets prediction intervals."""
+MIN_PREEMPTIONS_PER_REQUEST = 0.05
+"""Runs with fewer preemptions per request get no prediction intervals."""
 MOST_REQUESTS = 20_000
-"""Maximum number of requests of a run that gets prediction intervals, because they take several more runs."""
+"""Runs with more requests get no prediction intervals, which would take several more runs."""
 CLOCKS = ("gpu", "host")
-"""Clocks whose errors are varied: that of the GPU, and that of the host."""
-_PLACES = (-1.0, -0.5, 0.5, 1.0)
-"""Changes of the step times in the additional runs, as multiples of the typical error of the times."""
+"""Parts of the step times that are varied: the GPU's work, and the host's work."""
+_ERROR_MULTIPLES = (-1.0, -0.5, 0.5, 1.0)
+"""Changes of the step times in the additional runs, one entry per run, as multiples of the times' typical error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ def figures_of(summary: Summary) -> dict[str, float]:
 
 def is_worth_a_band(summary: Summary, num_requests: int) -> bool:
     """Tell whether a run has enough preemptions to need prediction intervals, and is short enough to repeat."""
-    return num_requests <= MOST_REQUESTS and summary.num_preemptions >= PREEMPTED_SHARE * num_requests
+    return num_requests <= MOST_REQUESTS and summary.num_preemptions >= MIN_PREEMPTIONS_PER_REQUEST * num_requests
 
 
 def band_of(
@@ -90,8 +90,8 @@ def band_of(
     if options.get("engine", "auto") == "auto" and not runs_in_python(policy):
         options["engine"] = engine_for_several(memory_of(base_of(policy)))
     found = [figures_of(summary)]
-    for place in _PLACES:
-        pace = Pace(host=1 + place * error["host"] / 100, gpu=1 + place * error["gpu"] / 100)
+    for multiple in _ERROR_MULTIPLES:
+        pace = Pace(host=1 + multiple * error["host"] / 100, gpu=1 + multiple * error["gpu"] / 100)
         perturbed = replace(machine, step_time=at_pace(pace, times))
         found.append(figures_of(measure(workload, policy, perturbed, **options).summary))
     ranges = {name: (min(item[name] for item in found), max(item[name] for item in found)) for name in found[0]}

@@ -37,8 +37,9 @@ class Batches:
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)
 
     def take(self, most: int) -> Iterator[tuple[Any, dict[str, Any]]]:
-        """Yield at most `most` batches, each as the first argument of all its tasks, and their second
-        arguments by key.
+        """Yield at most `most` batches, fewer if no tasks are left. All tasks of a batch have the same first argument.
+
+        Each batch is a pair: this first argument, and the second arguments by the key of their tasks.
         """
         for _ in range(most):
             if not self._left:
@@ -52,7 +53,7 @@ class Batches:
             self.under_way.update(second)
             yield common, second
 
-    def came_back(self, made: Sequence[tuple[str, Any]], took_s: float) -> None:
+    def add_results(self, made: Sequence[tuple[str, Any]], took_s: float) -> None:
         """Record the results of a batch, as pairs of key and result, and the seconds that the batch took."""
         self.under_way.difference_update(key for key, _ in made)
         self._num_made += len(made)

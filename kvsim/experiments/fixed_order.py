@@ -39,8 +39,8 @@ def hits_in_order(
 ) -> npt.NDArray[np.int64]:
     """Return the number of prompt tokens that each request hits in the prefix cache if requests run one at a time.
 
-    With "optimal", no other eviction rule finds more tokens in total. `kvsim.simulate` with `max_num_seqs` 1 finds the
-    same numbers for both rules.
+    No eviction rule hits more tokens in total than "optimal". `kvsim.simulate` with `max_num_seqs` 1 returns the same
+    numbers with "optimal" and with "lru".
 
     Args:
         workload: Requests, which are served in their order; arrival times are ignored.
@@ -54,7 +54,7 @@ def hits_in_order(
     Raises:
         BudgetError: a request needs more blocks than the pool has.
         UsageError: there is no such rule.
-        WorkloadError: the workload has hashes for units that do not divide into blocks.
+        WorkloadError: the prompts are hashed in units that are not whole blocks of `block_size` tokens.
     """
     rules = {PrefixEviction.OPTIMAL.value: _optimal, PrefixEviction.LRU.value: _least_recent}
     if eviction not in rules:

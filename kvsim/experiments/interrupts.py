@@ -10,9 +10,9 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Hold Ctrl-C back until the end of the `with` block; on Windows, do nothing.
+    """Delay Ctrl-C until the end of the `with` block; on Windows, do nothing.
 
-    Threads and processes started inside ignore Ctrl-C for good.
+    Threads and processes that are started in the block still ignore Ctrl-C after its end.
     """
     if not hasattr(signal, "pthread_sigmask"):  # on Windows
         yield

@@ -43,7 +43,7 @@ def _local(num_jobs: int) -> LocalCluster:
 
 
 class DaskWorkers:
-    """Implementation of `kvsim.experiments.workers.Workers`."""
+    """Workers on a Dask cluster. A value that several tasks have as first argument is sent to the cluster once."""
 
     def __init__(self, client: Client, num_jobs: int) -> None:
         """Use `client` to make up to `num_jobs` calls at a time; -1 for one per thread of the cluster."""
@@ -52,7 +52,7 @@ class DaskWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Run the tasks, as `Workers.results` says."""
+        """Implement `Workers.results`: send batches of calls as Dask tasks, and yield results as batches end."""
         client, num_threads = self._client, sum(self._client.nthreads().values())
         batches = Batches(tasks, num_threads)
         shared = {number: self._held(value) for number, value in batches.shared()}
@@ -70,7 +70,7 @@ class DaskWorkers:
                 made, took_s = done.result()
             except KilledWorker as error:
                 raise WorkerDiedError(batches.under_way) from error
-            batches.came_back(made, took_s)
+            batches.add_results(made, took_s)
             under_way.update(sent(1))
             yield from made
 

@@ -35,7 +35,7 @@ def loky_workers(num_jobs: int) -> Iterator[LokyWorkers]:
 
 
 class LokyWorkers:
-    """Implementation of `kvsim.experiments.workers.Workers`. Large arrays are sent once, in a memory-mapped file."""
+    """Workers that are processes of this machine. Large arrays are sent once, in a memory-mapped file."""
 
     def __init__(self, num_jobs: int) -> None:
         self._num_jobs = num_jobs
@@ -43,7 +43,7 @@ class LokyWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Run the tasks, as `Workers.results` says."""
+        """Implement `Workers.results`: send batches of calls to the processes, and yield results as batches end."""
         # joblib starts all workers at once, even without work for each.
         at_a_time = max(1, min(effective_n_jobs(self._num_jobs), len(tasks)))
         # With one job, joblib would compute in this process; with two workers and one call sent, it does not.
@@ -53,7 +53,7 @@ class LokyWorkers:
         calls = (delayed(make_batch)(call, common, own) for common, own in batches.take(len(tasks)))
         try:
             for made, took_s in parallel(calls):
-                batches.came_back(made, took_s)
+                batches.add_results(made, took_s)
                 yield from made
         except TerminatedWorkerError as error:
             raise WorkerDiedError(batches.under_way) from error

@@ -23,9 +23,10 @@ _ANSWER_S = 10.0
 
 @contextmanager
 def ray_workers(scheduler: str, num_jobs: int) -> Iterator[RayWorkers]:
-    """Yield the Ray cluster at address `scheduler`; empty starts one on this machine, with `num_jobs` cores.
+    """Yield workers on the Ray cluster at address `scheduler`; if it is empty, start a cluster on this machine.
 
-    If `num_jobs` is below 1, all cores are used.
+    `num_jobs` is the largest number of workers, and the number of cores of a cluster that is started. If it is below 1,
+    each core of the cluster may have a worker.
     """
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     if scheduler:
@@ -46,9 +47,9 @@ def _check_listens(address: str) -> None:
 
 
 class RayWorkers:
-    """Implementation of `kvsim.experiments.workers.Workers` with actors.
+    """Workers that are actors of a Ray cluster.
 
-    The process of an actor imports kvsim once, and then waits for calls. With Ray's tasks, each call would look for a
+    An actor has a process, which imports kvsim once. With Ray's tasks instead, every call would first have to find a
     process.
     """
 
@@ -58,7 +59,7 @@ class RayWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Run the tasks, as `Workers.results` says."""
+        """Implement `Workers.results`: send batches of calls to the actors, and yield results as batches end."""
         number = min(self._number, len(tasks))
         batches = Batches(tasks, number)
         shared = {number: ray.put(value) for number, value in batches.shared()}
@@ -77,7 +78,7 @@ class RayWorkers:
                 made, took_s = ray.get(done)
             except (ActorDiedError, OutOfMemoryError) as error:
                 raise WorkerDiedError(batches.under_way) from error
-            batches.came_back(made, took_s)
+            batches.add_results(made, took_s)
             send(under_way.pop(done), 1)
             yield from made
 

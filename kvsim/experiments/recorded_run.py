@@ -21,7 +21,7 @@ from kvsim.workload import Workload
 
 
 def policy_of(recording: Recording) -> tuple[Policy, int]:
-    """Return the policy of the recorded engine with its settings, and the bytes of its KV memory.
+    """Return the policy of the recorded engine with its settings, and the bytes of its KV memory on one GPU.
 
     Raises:
         UsageError: the recording is of `generate()` with batches of several sizes.
@@ -70,10 +70,10 @@ def _host_memory(meta: Meta) -> dict[str, float]:
 def as_sent(recording: Recording) -> Workload:
     """Return the requests of `recording` that have output, with the times at which they were sent.
 
-    If no such times are recorded, they are estimated. An engine looks for new requests once per step, and takes all
-    that have come since its previous look. These are assumed to have been sent at even intervals between the two looks;
-    with the time of the later look instead, a slightly faster simulation would schedule half a step's requests one step
-    too late. In a simulated recording, the recorded arrivals are exact.
+    If a real engine's recording lacks these times, they are estimated. An engine polls its queue of new requests once
+    per step. Requests that are taken by one poll are assumed to have been sent at even intervals since the poll before.
+    (If the time of the later poll were used, a slightly faster simulation would schedule half of a step's new requests
+    one step too late.) In a simulated recording, the recorded arrivals are exact.
     """
     workload, requests = workload_of(recording, waiting=False), recording.requests
     if requests.sent_s is not None:
@@ -82,29 +82,30 @@ def as_sent(recording: Recording) -> Workload:
     if recording.meta.source == "simulation":
         return replace(workload, arrival_s=requests.arrival_s[rows] - requests.arrival_s[rows].min())
     order = rows[np.argsort(requests.arrival_seq[rows])]
-    # Requests found by one look have consecutive values of `arrival_seq`; -2 makes the first request begin a look.
+    # Requests taken by one poll have consecutive values of `arrival_seq`; -2 makes the first request begin a poll.
     begins = np.diff(requests.arrival_seq[order], prepend=-2) != 1
-    look = np.cumsum(begins) - 1
-    num_found, place = np.bincount(look), np.arange(len(order)) - np.flatnonzero(begins)[look] + 1
+    poll = np.cumsum(begins) - 1
+    num_found, place = np.bincount(poll), np.arange(len(order)) - np.flatnonzero(begins)[poll] + 1
     taken_s = requests.arrival_s[order[begins]]
-    since_s = _looked_before_s(recording, taken_s)
+    since_s = _previous_poll_s(recording, taken_s)
     arrival_s = requests.arrival_s.copy()
-    arrival_s[order] = since_s[look] + (taken_s - since_s)[look] * place / (num_found[look] + 1)
+    arrival_s[order] = since_s[poll] + (taken_s - since_s)[poll] * place / (num_found[poll] + 1)
     return replace(workload, arrival_s=arrival_s[rows] - arrival_s[rows].min())
 
 
 def is_stamped_at_entry(recording: Recording) -> bool:
-    """Tell whether latencies of `recording` count from when the engine took a request, and not from when it
-    was sent.
+    """Tell whether latencies of `recording` count from the time at which the engine took a request from its queue.
+
+    Otherwise they count from the time at which the request was sent.
     """
     return recording.meta.source != "simulation" and recording.requests.sent_s is None
 
 
-def _looked_before_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
-    """Return, for each look for requests at `taken_s`, the time in seconds of the engine's look before it.
+def _previous_poll_s(recording: Recording, taken_s: FloatArray) -> FloatArray:
+    """Return, for each poll of the queue at `taken_s`, the time in seconds of the engine's poll before it.
 
-    That look was at the start of the previous step. For an idle engine, and for engines other than vLLM, the result is
-    `taken_s`.
+    A busy vLLM engine polls at the start of each step, so this is the start of the previous step. If the engine was
+    idle, is not vLLM, or recorded no steps, the entry of `taken_s` is returned.
     """
     steps, requests = recording.steps, recording.requests
     if recording.meta.policy_name != "paged" or not len(steps):

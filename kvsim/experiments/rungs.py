@@ -1,9 +1,9 @@
-"""Ablation as a ladder: the same requests served one by one, then better and better, with one more change on every
-rung.
+"""Ablation as a ladder: the same requests served in several ways (rungs), from one at a time to continuous batching.
 
-Every rung runs twice: with the given memory, and with ample memory, which is enough for all requests. The gain of a
-rung is its throughput divided by the throughput of the rung below. It has two factors. The speed factor is the same
-ratio with ample memory. The memory factor is the gain divided by the speed factor.
+Each rung changes one setting of the rung below it. Every rung runs twice: with the given memory, and with ample memory,
+which is enough for all requests. The gain of a rung is its throughput divided by the throughput of the rung below. It
+is the product of two factors. The speed factor is the ratio of the throughputs with ample memory. The memory factor is
+the gain divided by the speed factor.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def rungs(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Climbed:
+class RungResult:
     """Rung with the results of its two runs. Throughputs are in output tokens per second."""
 
     name: str
@@ -99,11 +99,15 @@ class Climbed:
     gain: float
     """Throughput divided by the throughput of the rung below; 1 on the first rung."""
     memory_gain: float
-    """Memory factor of the gain: `gain` divided by `time_gain`."""
+    """Factor of the gain that comes from using the memory better: `gain` divided by `time_gain`; 1 on the first
+    rung.
+    """
 
     @property
     def time_gain(self) -> float:
-        """Speed factor of the gain: the ratio of the throughputs of both rungs with ample memory."""
+        """Factor of the gain that comes from speed: the throughput with ample memory, divided by that of the rung
+        below with ample memory; 1 on the first rung.
+        """
         return self.gain / self.memory_gain
 
     def as_dict(self) -> dict[str, Any]:
@@ -124,11 +128,11 @@ def climb(
     times: Callable[[Rung], StepTimeModel],
     *,
     progress: Callable[[int, int], None] | None = None,
-) -> list[Climbed]:
+) -> list[RungResult]:
     """Run every rung on `machine` with the step times that `times` returns for it."""
     from kvsim.simulation import measure  # noqa: PLC0415 - loads an engine
 
-    climbed: list[Climbed] = []
+    climbed: list[RungResult] = []
     for number, rung in enumerate(ladder):
         if progress is not None:
             progress(number, len(ladder))
@@ -139,7 +143,7 @@ def climb(
         here, unbounded = summary.output_tokens_per_s, max(ample.output_tokens_per_s, summary.output_tokens_per_s)
         below = climbed[-1] if climbed else None
         climbed.append(
-            Climbed(
+            RungResult(
                 name=rung.name,
                 change=rung.change,
                 tokens_per_s=here,
@@ -159,7 +163,7 @@ def rung_recordings(
     machine: Machine,
     ladder: Sequence[Rung],
     times: Callable[[Rung], StepTimeModel],
-    climbed: Sequence[Climbed],
+    climbed: Sequence[RungResult],
 ) -> list[Recording]:
     """Return a recording of every rung, whose metadata has the rung's number and results."""
     from kvsim.simulation import simulate  # noqa: PLC0415 - as above
@@ -174,10 +178,11 @@ def rung_recordings(
 
 
 def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -> tuple[Machine, AnyPolicy]:
-    """Return `machine` with memory for all sequences that `policy` may run at once, each at its longest; and a policy
-    for it.
+    """Return the machine and the policy with which `workload` runs if memory is ample.
 
-    The policy's longest sequence is cut to that of the workload. Otherwise reservations might exceed any pool.
+    The machine is `machine` with at least enough memory for all sequences that `policy` may run at once, each at the
+    maximum length. The policy is `policy` with a maximum length that is no longer than `workload` needs; with the full
+    maximum length, the reserved memory would be far larger.
     """
     limited: Any = machine.limited(policy)
     needed = int((workload.prompt_tokens.astype(np.int64) + workload.max_tokens).max()) + 1

@@ -88,10 +88,10 @@ class Point:
 
 
 def source_of(policy: AnyPolicy) -> list[tuple[str, str]]:
-    """Return what identifies the code of a custom policy: its source code and its attributes, as pairs of a name and a
-    text. Empty for a built-in policy.
+    """Return texts that identify a custom policy, as pairs (name, text); empty if the policy is built in.
 
-    The code is that of the policy's module; if the class was typed in a Python session, it is that of the class.
+    "source" is the source code of the policy's module, or of its class if that was typed in a Python session. "values"
+    are the attributes of the policy object.
     """
     if not isinstance(policy, CustomPolicy):
         return []
@@ -120,7 +120,7 @@ class SweepResult:
     num_failed: int = 0
     """Number of points that could not be served. Their rows have an error."""
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
-    """Settings of the points that killed their worker, also when they ran alone. They have no row in the table."""
+    """Settings of the points whose worker process died even when they ran alone. They have no row in the table."""
     rows: list[Row] = field(default_factory=list)
     """Rows of the given points, in their order; see `run_point`."""
 
@@ -144,17 +144,18 @@ def sweep(
 
     Args:
         points: points with the same names of settings.
-        table: Parquet file; its rows for other points are kept. Unfinished work is stored beside it.
+        table: Parquet file; its rows for other points are kept. During the sweep, finished rows are stored in a folder
+            beside it, from which an interrupted sweep continues.
         num_jobs: runs at a time; -1 for all cores, or all workers of the cluster.
-        backend: `loky` for processes of this machine.
-        scheduler: address of a cluster, such as `tcp://host:8786`; without it, one is started on this machine.
+        backend: "loky" for processes of this machine, "dask" or "ray" for a cluster.
+        scheduler: address of a Dask or Ray cluster, such as `tcp://host:8786`; if empty, one starts on this machine.
         progress: function called with the number of finished points, and of all points.
     """
     if not points:
         raise UsageError("a sweep needs at least one point.")
     file = Path(table)
     parts = file.with_name(f"{file.name}.parts")
-    with _alone(parts, file):
+    with _locked(parts, file):
         return _sweep({point.key: point for point in points}, file, parts, num_jobs, backend, scheduler, progress)
 
 
@@ -180,11 +181,13 @@ def _sweep(
         if progress is not None:
             progress(outcome.num_kept + outcome.num_done, len(by_key))
 
-    def run(on: Workers, keys: Iterable[str]) -> frozenset[str]:
-        """Run the points with these keys and store their rows; return the keys that were running when a worker died."""
+    def run(processes: Workers, keys: Iterable[str]) -> frozenset[str]:
+        """Run the points with these keys and store their rows. If a worker died, return the keys of the points that
+        were running then; otherwise an empty set.
+        """
         tasks = {key: (by_key[key].workload, _without_workload(by_key[key])) for key in keys}
         try:
-            with closing(on.results(_run, tasks)) as made:
+            with closing(processes.results(_run, tasks)) as made:
                 for key, row in made:
                     keep(key, row)
         except WorkerDiedError as error:
@@ -208,13 +211,13 @@ def _sweep(
     order = [key for key in rows if key not in by_key] + [key for key in by_key if key in rows]
     _write({key: rows[key] for key in order}, file)
     for part in parts.iterdir():  # keep a user's own files
-        if re.fullmatch(rf"{_HALF}|[0-9a-f]+\.json", part.name):
+        if re.fullmatch(rf"{_INCOMPLETE}|[0-9a-f]+\.json", part.name):
             part.unlink(missing_ok=True)
     return outcome
 
 
 @contextmanager
-def _alone(parts: Path, file: Path) -> Iterator[None]:
+def _locked(parts: Path, file: Path) -> Iterator[None]:
     """Lock the folder `parts` against other sweeps, and remove it at the end if it is empty."""
     with ExitStack() as stack:
         try:
@@ -273,13 +276,13 @@ def _figures(measured: Measured) -> Row:
     return summary.as_row() | figures
 
 
-_HALF = "half"
-"""Name of the file in which a row is stored until it is complete."""
+_INCOMPLETE = "half"
+"""Name of the file to which a row is written before the file gets its final name."""
 
 
 def _keep(row: Row, file: Path) -> None:
     """Write `row` to `file`, which appears only when it is complete. No other process writes to its folder."""
-    half = file.with_name(_HALF)
+    half = file.with_name(_INCOMPLETE)
     try:
         half.write_text(json.dumps({"row": row, "digest": _digest(row)}), encoding="utf-8")
         half.replace(file)

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from kvsim.simulation import Machine, Options
     from kvsim.workload import Workload
 
-Setup = Callable[[str], tuple[Paged, "Machine"]]
-"""Function that returns the policy and the machine for a release."""
+SetupOfRelease = Callable[[str], tuple[Paged, "Machine"]]
+"""Function that returns the policy and the machine for a release of vLLM, given as text such as "0.23"."""
 Figures = Mapping[str, float]
 
 
@@ -39,10 +39,12 @@ class FirstDifference:
     """First decision in which the runs with two releases differ."""
 
     step: int
-    """Number of the last step that was scheduled at the time of the decision, or that the decision schedules."""
+    """Number of the step to which the decision belongs: the step that was being scheduled, or if the decision came
+    after a step was scheduled, that step.
+    """
     at_s: float
     decisions: Difference
-    """Decisions of both runs. Those of the older release are in the fields called `recorded`."""
+    """The decision in both runs. In its lines, `recorded` is of the older release, and `simulated` of the newer one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,7 @@ class Effect:
 
     change: Change
     names_first: bool
-    """True if this change causes the first decision that differs between the releases."""
+    """True if this change explains the first decision that differs between the releases."""
     first_step: int | None
     """Number of the first step that differs if the older release gets only this change; None if none differs."""
     alone: Figures
@@ -59,7 +61,9 @@ class Effect:
     together: Figures
     """Figures of the older release with this change and all earlier ones; empty if it cannot serve the load."""
     changes_together: bool
-    """True if a decision or a figure changes when this change is added to all earlier ones."""
+    """True if a decision or a figure differs between two runs: with all earlier changes and this one, and with the
+    earlier ones only.
+    """
     problem: str
     """Reason why the older release with only this change cannot serve the load; empty if it can."""
 
@@ -80,9 +84,13 @@ class Upgrade:
     first: FirstDifference | None
     """First decision that differs between the releases; None if none does."""
     differs_from: Mapping[str, int]
-    """Number of the first step that differs, by kind of decision."""
+    """First step in which a kind of decision differs, as a number of the step by kind; without the kinds that never
+    differ.
+    """
     num_other: Mapping[str, int]
-    """Number of requests that differ, by what differs: their preemptions, prefix hits, or time to first token."""
+    """Number of requests for which a figure differs, by figure: "preemptions", "cached_tokens" (prefix hits) or
+    "ttft_s" (by more than 1 %). Empty if the releases served different numbers of requests.
+    """
     effects: tuple[Effect, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,7 +117,9 @@ class Upgrade:
         return f"<Upgrade from {self.old} to {self.new}: differs from step {self.first.step:,} on: {named}>"
 
 
-def explain_upgrade(old: str, new: str, workload: Workload, setup: Setup, **options: Unpack[Options]) -> Upgrade:
+def explain_upgrade(
+    old: str, new: str, workload: Workload, setup: SetupOfRelease, **options: Unpack[Options]
+) -> Upgrade:
     """Simulate `workload` with two releases, and with each changed rule added to the older one. Return how their
     decisions and figures differ.
 
@@ -125,7 +135,7 @@ def explain_upgrade(old: str, new: str, workload: Workload, setup: Setup, **opti
         return _Simulated(simulate(workload, policy, machine, **options), policy, machine)
 
     before, after = run_with(old), run_with(new)
-    moment = before.first_moment(after)
+    moment = before.first_difference(after)
     tried = changes if before.differs(after) else ()
     return Upgrade(
         old=old,
@@ -145,9 +155,10 @@ def _effects(
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and together with all earlier ones.
 
-    `moment` is the index of the first decision that differs between the releases; None if none does. A change causes
-    this difference if the decision differs with the change alone. If no change before it does, it also causes the
-    difference if the decision differs with the change and all earlier ones, but not with the earlier ones only.
+    `moment` is the index of the first decision that differs between the releases; None if none does. `names_first` is
+    true for a change in two cases. Either the first decision that the change alone alters has this index. Or no earlier
+    change is named, and with all earlier changes and this one the first altered decision has this index, but not with
+    the earlier changes only.
     """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):
@@ -157,10 +168,10 @@ def _effects(
         together |= own
         alone, problem = _tried(run_with, varied(old, own))
         joint, _ = _tried(run_with, varied(old, together))
-        first = None if alone is None else before.first_moment(alone)
+        first = None if alone is None else before.first_difference(alone)
         names_first = moment is not None and first == moment
         if joint is not None and not is_named and moment is not None and not names_first:
-            names_first = before.first_moment(joint) == moment != before.first_moment(last)
+            names_first = before.first_difference(joint) == moment != before.first_difference(last)
         is_named = is_named or names_first
         yield Effect(
             change=change,
@@ -193,14 +204,17 @@ class _Simulated:
         self.figures = _sizes(policy, machine) | _figures(recording)
 
     def differs(self, other: _Simulated) -> bool:
-        return self.first_moment(other) is not None or repr(self.figures) != repr(other.figures)
+        return self.first_difference(other) is not None or repr(self.figures) != repr(other.figures)
 
-    def first_moment(self, other: _Simulated) -> int | None:
+    def first_difference(self, other: _Simulated) -> int | None:
         """Return the index of the first decision in which two runs differ; None if all are equal."""
         return self._events.first_difference(other._events)
 
     def step_at(self, moment: int, other: _Simulated) -> int:
-        """Return the number of the step to which decision `moment` belongs. The longer one of the two runs is read."""
+        """Return the number of the step to which the decision at index `moment` belongs; 0 before the first step.
+
+        If this run ended before this decision, the step is looked up in `other`.
+        """
         timeline = self._timeline if moment < len(self._timeline) else other._timeline
         steps = np.flatnonzero(timeline.kind[: moment + 1] == SCHEDULE)
         return int(timeline.row[steps[-1]]) if len(steps) else 0
@@ -259,7 +273,10 @@ class _Simulated:
 
 
 def _sizes(policy: Paged, machine: Machine) -> dict[str, float]:
-    """Return the size of the pool, and the figures about the pool that vLLM logs at startup."""
+    """Return the number of blocks of the pool, and other figures about the pool by name, as vLLM logs them at startup.
+
+    The names of sizes end in their units.
+    """
     limits, release = machine.limited(policy).scheduler, policy.scheduler.vllm
     pool, layout = machine.pool(policy), machine.layout(policy)
     assert isinstance(limits, type(policy.scheduler))

@@ -74,17 +74,17 @@ class Validation:
     held_out: bool
     """True if the times were not fitted to this recording, or not fitted at all."""
     extrapolates: tuple[str, ...]
-    """Sentences on simulated steps outside the range in which the times were fitted."""
+    """Phrases that say how far simulated steps lie outside the range in which the times were fitted."""
     assumes: tuple[str, ...]
-    """Sentences on assumptions for facts that the recording lacks."""
+    """Phrases that name what was assumed because the recording lacks it."""
     rows: tuple[ValidationRow, ...]
     counts_from: str
-    """Sentence on the moment from which TTFT and end-to-end time count, in the recording and in the simulation."""
+    """Phrase that says from when TTFT and end-to-end time count, in the recording and in the simulation."""
     clocks: tuple[ClockError, ...] = ()
-    """Errors of the step times with the recorded schedule, for steps that waited for the GPU and for steps that waited
-    for the host.
+    """Errors of the times predicted for the recorded steps, separately for steps whose duration the GPU determined and
+    steps whose duration the host determined.
 
-    It is empty for step times of pipeline stages or of a custom model.
+    It is empty if the step times are of pipeline stages or of a custom model.
     """
 
     def __repr__(self) -> str:
@@ -152,8 +152,13 @@ def validate(
 ) -> Validation:
     """Simulate the requests of `recording` with `times`, and compare the figures.
 
-    A profile of another GPU is transferred to the GPU of the recording, and `Validation.times_from` says so. The
-    scheduler has the rules of release `vllm`; None for those of the recorded release.
+    If `times` is a profile of another GPU, its times are scaled to the GPU of the recording, and
+    `Validation.times_from` says so. The scheduler has the rules of release `vllm`, or of the recorded release if this
+    is None. `progress` is the callback of `kvsim.simulation.simulate`.
+
+    Raises:
+        UsageError: the recording is itself a simulation, is of one rank of a server, or is of `generate()` with batches
+            of several sizes or together with `vllm`.
     """
     if recording.meta.source == "simulation":
         raise UsageError(f"{recording.name} is a simulation; validate against a recording of a real engine.")
@@ -183,7 +188,7 @@ def validate(
         times_from=times.label,
         held_out=not isinstance(times, WatchedProfile | Roofline) or recording.name not in times.fitted_to,
         extrapolates=tuple(simulated.meta.extra.get(KEY, ())),
-        counts_from=latency_origin(recording.requests) + _on_the_way(recording),
+        counts_from=latency_origin(recording.requests) + _front_end_words(recording),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
         clocks=_clocks(times, recording),
@@ -209,7 +214,11 @@ def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...
 
 
 def matching_profile(recording: Recording) -> Profile:
-    """Return the profile of the recording's GPU, model and engine among those that come with kvsim."""
+    """Return the profile of the recording's GPU, model and engine among those that come with kvsim.
+
+    Raises:
+        UsageError: no such profile comes with kvsim.
+    """
     gpu, model, engine = find_gpu(recording.meta.gpu), served_model(recording.meta), engine_of(recording)
     size = model.tensor_parallel_size
     profile = match(gpu, model, engine, tensor_parallel_size=size)
@@ -221,9 +230,10 @@ def matching_profile(recording: Recording) -> Profile:
     return profile
 
 
-def _on_the_way(recording: Recording) -> str:
-    """Describe how long requests took from the HTTP front end to the engine, a time that the simulation leaves out;
-    empty if unknown.
+def _front_end_words(recording: Recording) -> str:
+    """Say how long requests took from being sent to reaching the engine, a time that is not simulated.
+
+    The text is empty if this time is unknown, or if no HTTP server was between the client and the engine.
     """
     requests = recording.requests
     if requests.sent_s is None or is_in_process(recording.meta) or not len(requests):
@@ -266,8 +276,10 @@ def _rows(measured: Recording, simulated: Recording) -> Iterator[ValidationRow]:
 
 
 def _memory_rows(measured: Recording) -> Iterator[ValidationRow]:
-    """Yield the peak memory that PyTorch allocated and reserved, measured and of a simulated allocator; none if the
-    recording lacks it.
+    """Yield the peak memory that PyTorch allocated and the peak that it reserved. The simulated values are those of a
+    simulated PyTorch allocator.
+
+    Nothing is yielded if the recording is not of `generate()`, or lacks these columns.
     """
     steps = measured.steps
     if measured.meta.policy_name != "static" or steps.peak_allocated_bytes is None or steps.reserved_bytes is None:
@@ -287,7 +299,7 @@ def _statistic(summary: Summary, name: str, statistic: str) -> float:
 
 
 def _occupancy_error(measured: Recording, simulated: Recording) -> float:
-    """Return the mean absolute difference of the occupancies of two recordings over time, in percentage points."""
+    """Return the mean absolute difference of two recordings' pool occupancies over time, in percentage points."""
     end_s = max(measured.duration_s, simulated.duration_s)
     moments = np.linspace(0.0, end_s, _TIMELINE_POINTS)
     return 100 * float(np.mean(np.abs(_occupancy(measured, moments) - _occupancy(simulated, moments))))

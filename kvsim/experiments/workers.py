@@ -17,7 +17,7 @@ Result = TypeVar("Result")
 
 
 class Workers(Protocol):
-    """Worker processes that make calls."""
+    """Processes of this machine or of a cluster, to which calls of a Python function are sent."""
 
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
@@ -31,10 +31,14 @@ class Workers(Protocol):
 
 @contextmanager
 def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Iterator[Workers]:
-    """Yield the workers of `backend`: `loky` is processes of this machine.
+    """Yield the workers of `backend`: "loky" for processes of this machine, "dask" or "ray" for a cluster.
 
-    `scheduler` is the address of a cluster; empty starts one on this machine. `num_jobs` is the number of calls at a
-    time; -1 for all cores, or all workers of the cluster.
+    `scheduler` is the address of a Dask or Ray cluster; if it is empty, a cluster is started on this machine.
+    `num_jobs` is the number of calls at a time; -1 for all cores, or all workers of the cluster.
+
+    Raises:
+        MissingExtraError: the library of the backend is not installed.
+        UsageError: no cluster answers at `scheduler`, or it is given for "loky".
     """
     if backend == "loky" and scheduler:
         raise UsageError("a scheduler is the address of a cluster; say which kind it is: --backend dask or ray.")

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 MAX_REQUEST_TRACKS = 1000
-"""Largest number of requests with separate tracks. Of more, several share a lane, because the viewer is limited."""
+"""Largest number of requests that have a track each. With more requests, several share a track ("lane 0"), because the
+viewer is slow with many tracks.
+"""
 _ENGINE, _REQUESTS, _POOL, _HOST, _WINDOWS = 1, 2, 3, 4, 5
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1
@@ -68,7 +70,7 @@ def write_perfetto(recording: Recording, path: str | os.PathLike[str]) -> Path:
         for state in SlotState:
             values = (slots.slots[:, state] * bytes_per_slot).astype(np.int64)
             if values.any():
-                trace.counter(uuid, state.name.lower(), slots.time_s, values, parent=_POOL, is_bytes=True)
+                trace.counter(uuid, state.name.lower(), slots.time_s, values, parent=_POOL, counts_bytes=True)
                 uuid += 1
         for name in ("running", "waiting"):
             trace.counter(uuid, name, *gaps.over_time(recording, name))
@@ -95,7 +97,9 @@ class _Trace:
         self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
     def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
-        """Write the descriptor of a track. `counts_bytes` is whether a counter's unit is bytes; None: no counter."""
+        """Write the descriptor of a track. `counts_bytes` tells whether a counter's unit is bytes; it is None if the
+        track is no counter.
+        """
         packet = self._packet()
         packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
         if parent is not None:
@@ -116,7 +120,11 @@ class _Trace:
         end_s: FloatArray,
         notes: Mapping[str, IntArray],
     ) -> list[Bytes]:
-        """Encode a slice with `notes` for each row that has a duration and an end."""
+        """Encode the begin and the end of one slice per entry of `begin_s`; return the bytes of both, by entry.
+
+        An entry that does not end after its begin has no slice, and its bytes are empty. `uuid` is that of the track,
+        `name` the number of an event name. `notes` has the values of each annotation by its name.
+        """
         event, note = self._in_event, self._in_note
         lasts = end_s > begin_s
         begin_s, end_s = np.where(lasts, begin_s, 0.0), np.where(lasts, end_s, 0.0)
@@ -142,10 +150,10 @@ class _Trace:
         values: IntArray,
         *,
         parent: int | None = None,
-        is_bytes: bool = False,
+        counts_bytes: bool = False,
     ) -> None:
         """Write a track of a value over time. Equal successive values are written once."""
-        self.track(uuid, name, parent=parent, counts_bytes=is_bytes)
+        self.track(uuid, name, parent=parent, counts_bytes=counts_bytes)
         changed = np.flatnonzero(np.diff(values, prepend=values[0] - 1 if len(values) else 0))
         for rows in _parts(len(changed)):
             at = changed[rows]
@@ -212,11 +220,11 @@ def _write_host(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> N
     trace.track(_HOST, "host memory")
     unit_bytes = recording.meta.pool.bytes_per_unit
     time_s = np.append(steps.start_s, recording.duration_s)
-    trace.counter(uuid, "on the host", time_s, host.used * host.slot_bytes, parent=_HOST, is_bytes=True)
+    trace.counter(uuid, "on the host", time_s, host.used * host.slot_bytes, parent=_HOST, counts_bytes=True)
     copies = {"going there": (host.storing, host.storing_after), "coming back": (host.loading, host.loading_after)}
     for nth, (name, (of_steps, after)) in enumerate(copies.items(), start=1):
         time_s, num_blocks = gaps.joined(steps, of_steps[:-1], after[gaps.step])
-        trace.counter(uuid + nth, name, time_s, num_blocks * unit_bytes, parent=_HOST, is_bytes=True)
+        trace.counter(uuid + nth, name, time_s, num_blocks * unit_bytes, parent=_HOST, counts_bytes=True)
 
 
 def _write_windows(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -> None:
@@ -235,7 +243,7 @@ def _write_windows(trace: _Trace, recording: Recording, gaps: Gaps, uuid: int) -
     for nth, (name, (of_steps, after)) in enumerate(values.items()):
         time_s, units = gaps.joined(steps, of_steps, after[gaps.step])
         size = units.astype(np.int64) * windows.bytes_per_unit
-        trace.counter(uuid + nth, name, time_s, size, parent=_WINDOWS, is_bytes=True)
+        trace.counter(uuid + nth, name, time_s, size, parent=_WINDOWS, counts_bytes=True)
 
 
 def _write_requests(trace: _Trace, recording: Recording) -> None:

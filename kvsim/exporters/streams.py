@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write a CSV file as Azure's traces, with times in units of 100 ns from 1970 on, because the date is unknown."""
+    """Write a CSV file in the format of Azure's traces. Times are rounded to 100 ns and begin at 1970, because the date
+    is unknown.
+    """
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
 
     def lines() -> Iterator[str]:
@@ -39,7 +41,7 @@ def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write a CSV file as BurstGPT, with placeholders for the model and the kind of log."""
+    """Write a CSV file in the format of BurstGPT. The columns for the model and the kind of log have placeholders."""
 
     def lines() -> Iterator[str]:
         yield "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
@@ -50,10 +52,11 @@ def write_burstgpt(workload: Workload, path: str | os.PathLike[str]) -> Path:
 
 
 def write_mooncake(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write a JSON Lines file as Mooncake's traces, with times in milliseconds and an id per 512 prompt tokens.
+    """Write a JSON Lines file in the format of Mooncake's traces: times in milliseconds, and an id for each block of
+    512 prompt tokens.
 
-    Two prompts have the same id for a unit if they are known to be equal up to its end. Any other unit, among them a
-    partial last one, has an id of its own.
+    Two prompts have the same id for a block if they are known to be equal up to the end of the block. Any other block
+    has an id of its own; so has a last block with fewer tokens.
 
     Raises:
         UsageError: the workload's hash units neither divide 512 tokens nor are multiples of 512.

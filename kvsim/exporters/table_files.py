@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 def write_tables(recording: Recording, path: str | os.PathLike[str], *, form: Literal["csv", "parquet"]) -> Path:
     """Write the folder `path` with the tables `requests`, `steps`, `schedule`, `memory` and `pool`.
 
-    The first four are tables of the recording, with latencies added to `requests`. `pool` has the slots in each of the
-    eight states over time: a row per step, and one per gap between steps in which the slots differ. CSV files have
-    lists as numbers separated by spaces, and an apostrophe before texts that a spreadsheet would run as a formula.
+    The first four are tables of the recording, with latencies added to `requests`. `pool` has the number of slots in
+    each of the eight states over time. It has a row per step; a time between steps has a row, too, if its numbers
+    differ from those of the step before it. In CSV files, a list is written as numbers separated by spaces, and a text
+    that a spreadsheet would run as a formula begins with an apostrophe.
 
     Raises:
         RecordingError: the recording has no steps.

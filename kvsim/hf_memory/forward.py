@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 FLOAT32_BYTES = 4
 INT64_BYTES = 8
 
-_LAYERS_IN_FULL = 2
-"""Number of layers that are always simulated in full.
+_FULLY_SIMULATED_LAYERS = 2
+"""Number of layers whose tensors are always allocated one by one.
 
-If all temporary tensors are small, later layers reuse the same pieces of the small pool. Then only the keys and values
-of later layers are allocated.
+If all temporary tensors are small, later layers would take the same pieces of PyTorch's pool of small blocks again. In
+this case, later layers allocate only their keys and values.
 """
 
 
@@ -45,11 +45,11 @@ class Forward:
         """Addresses of the keys and of the values of each layer."""
 
     def run(self, positions: int, keys: int, *, keep_cache: bool = False) -> int:
-        """Run a forward pass of `positions` tokens per row, which attend to `keys` tokens. Return the address of the
-        logits of the last position.
+        """Run a forward pass of `positions` tokens per row, which attend to `keys` tokens per row. Return the address
+        of the logits of the last position.
 
-        The KV cache is replaced by a cache of `keys` tokens. With `keep_cache`, the first pass allocates this cache and
-        later passes keep it.
+        The KV cache is replaced by one with `keys` tokens per row. With `keep_cache`, only the first pass allocates a
+        cache, and later passes keep it unchanged.
         """
         take, give, model = self._take, self._give, self._model
         tokens = self._rows * positions
@@ -59,7 +59,7 @@ class Forward:
         temporary = tokens * max(2 * model.hidden_size, model.intermediate_size, self._query_width) * model.dtype_bytes
         all_small = max(temporary, self._rows * positions * keys * model.dtype_bytes) <= SMALL_LIMIT_BYTES
         for number in range(model.num_layers):
-            if all_small and number >= _LAYERS_IN_FULL:
+            if all_small and number >= _FULLY_SIMULATED_LAYERS:
                 self._store(number, keys, keep_cache=keep_cache)
                 self._repeated(keys)
                 continue
@@ -113,7 +113,9 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """Run layer `number` on `positions` tokens per row, which attend to `keys` tokens. Return its output."""
+        """Run layer `number` on `positions` tokens per row, which attend to `keys` tokens. Return the address of its
+        output.
+        """
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element
@@ -140,7 +142,9 @@ class Forward:
         return output
 
     def _norm(self, tokens: int) -> int:
-        """Allocate for a root-mean-square norm in single precision. Return the result, in the weights' type."""
+        """Allocate the tensors of a root-mean-square norm, computed in single precision. Return the address of the
+        result, which has the type of the weights.
+        """
         take, give = self._take, self._give
         single = tokens * self._model.hidden_size * FLOAT32_BYTES
         converted, squared, mean = take(single), take(single), take(tokens * FLOAT32_BYTES)
@@ -170,7 +174,9 @@ class Forward:
         return output
 
     def _store(self, number: int, keys: int, *, keep_cache: bool) -> None:
-        """Replace the keys, then the values, of layer `number` by new ones; `keep_cache` keeps existing ones."""
+        """Allocate keys and values of `keys` tokens per row for layer `number`. If the layer already has keys and
+        values, free these; with `keep_cache`, keep them and allocate nothing.
+        """
         if keep_cache and number < len(self.cache):
             return
         num_bytes = self._rows * keys * self._key_width * self._model.dtype_bytes

@@ -63,10 +63,10 @@ def generate_memory(
     *,
     earlier: Sequence[Batch] = (),
     given_back_before: Collection[int] = (),
-    least_length: bool = False,
+    has_min_new_tokens: bool = False,
     capacity_bytes: int | None = None,
     workspace_bytes: int = WORKSPACE_BYTES,
-    warm: bool = True,
+    has_workspace: bool = True,
     other_bytes: int = 0,
     private_bytes: int = 0,
 ) -> GenerateMemory:
@@ -78,20 +78,20 @@ def generate_memory(
             captured graphs is `private_bytes`.
         earlier: batches that the process generated before; their memory is still cached.
         given_back_before: indices of batches before which all cached memory is returned to the driver.
-        least_length: True if `min_new_tokens` was set; its logits processors copy all logits.
+        has_min_new_tokens: True if `min_new_tokens` was set; its logits processors copy all logits.
         capacity_bytes: memory that the driver can give to PyTorch; None for no limit.
         workspace_bytes: size of cuBLAS's workspace.
-        warm: True if the workspace was allocated right after loading; False if the first batch allocates it.
-        other_bytes: other tensors of the same process.
-        private_bytes: memory that captured graphs reserve in private pools.
+        has_workspace: True if the workspace is allocated before the first batch; False if the first batch allocates it.
+        other_bytes: bytes of other tensors in the same process.
+        private_bytes: bytes that PyTorch reserves for captured CUDA graphs, in memory pools of their own.
 
     Raises:
         BudgetError: the GPU is too small.
     """
     allocator = CachingAllocator(None if capacity_bytes is None else capacity_bytes - private_bytes)
-    baseline = _prepare(model, allocator, workspace_bytes, other_bytes, warm=warm)
+    baseline = _prepare(model, allocator, workspace_bytes, other_bytes, has_workspace=has_workspace)
     for batch in earlier:
-        for _ in _steps(model, batch, allocator, least_length=least_length):
+        for _ in _steps(model, batch, allocator, has_min_new_tokens=has_min_new_tokens):
             pass
     baseline_reserved = allocator.reserved_bytes + private_bytes
     allocator.reset_peaks()
@@ -99,7 +99,7 @@ def generate_memory(
     for number, batch in enumerate(batches):
         if number in given_back_before:
             allocator.empty_cache()
-        rows += _counters(model, batch, allocator, private_bytes, least_length=least_length)
+        rows += _counters(model, batch, allocator, private_bytes, has_min_new_tokens=has_min_new_tokens)
     columns = dict(zip(_COLUMNS, np.array(rows, np.int64).reshape(-1, len(_COLUMNS)).T, strict=True))
     return GenerateMemory(
         baseline_allocated_bytes=baseline,
@@ -109,32 +109,36 @@ def generate_memory(
     )
 
 
-def _prepare(model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, warm: bool) -> int:
-    """Allocate what a process holds before its first batch. Return the bytes; the workspace counts if `warm`."""
+def _prepare(
+    model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, has_workspace: bool
+) -> int:
+    """Allocate other tensors, the weights and the workspace. Return their bytes, without the workspace if not
+    `has_workspace`.
+    """
     if other_bytes:
         allocator.allocate(other_bytes)
     _load(model, allocator)
-    if warm:
+    if has_workspace:
         allocator.allocate(workspace_bytes)
     allocator.empty_cache()
     baseline = allocator.allocated_bytes
-    if not warm:
+    if not has_workspace:
         allocator.allocate(workspace_bytes)
     return baseline
 
 
 def _counters(
-    model: Model, batch: Batch, allocator: CachingAllocator, private_bytes: int, *, least_length: bool
+    model: Model, batch: Batch, allocator: CachingAllocator, private_bytes: int, *, has_min_new_tokens: bool
 ) -> Iterator[tuple[int, ...]]:
-    for _ in _steps(model, batch, allocator, least_length=least_length):
+    for _ in _steps(model, batch, allocator, has_min_new_tokens=has_min_new_tokens):
         now = allocator.counters
         reserved = now.reserved_bytes + private_bytes
         held = (now.allocated_bytes, reserved, now.inactive_split_bytes, now.requested_bytes, now.segments)
         yield (*held, allocator.peak_allocated_bytes)
 
 
-def _steps(model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> Iterator[None]:
-    call = _Call(model, batch, allocator, least_length=least_length)
+def _steps(model: Model, batch: Batch, allocator: CachingAllocator, *, has_min_new_tokens: bool) -> Iterator[None]:
+    call = _Call(model, batch, allocator, has_min_new_tokens=has_min_new_tokens)
     for _ in range(batch.new_tokens):
         call.step()
         yield
@@ -167,15 +171,15 @@ def _load(model: Model, allocator: CachingAllocator) -> None:
 class _Call:
     """Tensors of one call of `generate()`. Attributes such as `_ids` and `_mask` are the addresses of live tensors."""
 
-    def __init__(self, model: Model, batch: Batch, allocator: CachingAllocator, *, least_length: bool) -> None:
+    def __init__(self, model: Model, batch: Batch, allocator: CachingAllocator, *, has_min_new_tokens: bool) -> None:
         self._model = model
         self._batch = batch
         self._take = allocator.allocate
         self._give = allocator.free
-        self._least_length = least_length
+        self._has_min_new_tokens = has_min_new_tokens
         self._forward = Forward(model, allocator, rows=batch.rows, masked=batch.padded)
         self._width = batch.prompt_width
-        """Number of tokens of each row, prompt and generated tokens together."""
+        """Number of tokens of each row so far: prompt with padding, and generated tokens."""
         prompts = [self._take(batch.rows * self._width * INT64_BYTES) for _ in range(5)]
         *self._arguments, self._positions, self._mask, self._ids = prompts
         self._scores: list[int] = []
@@ -221,13 +225,13 @@ class _Call:
         self._scores = [processed]
         for address in old[:1]:
             give(address)
-        for number in range(2 if self._least_length else 0):
+        for number in range(2 if self._has_min_new_tokens else 0):
             copy, before = take(size), processed
             processed = take(size)
             give(copy)
             if number:
                 give(before)
-        if self._least_length:
+        if self._has_min_new_tokens:
             self._scores.append(processed)
         for address in old[1:]:
             give(address)

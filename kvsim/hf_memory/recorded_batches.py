@@ -119,28 +119,28 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
     baseline = meta.extra.get("baseline_allocated_bytes")
     model_bytes = weights_bytes(model)
     other = max(0, baseline - model_bytes) if isinstance(baseline, int) else WORKSPACE_BYTES
-    warm = other >= WORKSPACE_BYTES
+    has_workspace = other >= WORKSPACE_BYTES
     if private_bytes is None:
         private_bytes = _private_bytes(recording)
     generated = partial(
         generate_memory,
         model,
-        least_length=bool(meta.engine.get("min_new_tokens")),
+        has_min_new_tokens=bool(meta.engine.get("min_new_tokens")),
         capacity_bytes=find_gpu(meta.gpu).memory_bytes - _OUTSIDE_BYTES,
-        warm=warm,
-        other_bytes=other - WORKSPACE_BYTES if warm else other,
+        has_workspace=has_workspace,
+        other_bytes=other - WORKSPACE_BYTES if has_workspace else other,
         private_bytes=private_bytes,
     )
-    if "earlier_batches" in meta.extra and not _kept(recording, generated, earlier):
+    if "earlier_batches" in meta.extra and not _kept_memory(recording, generated, earlier):
         earlier = ()
     return generated(batches, earlier=earlier, given_back_before=meta.extra.get("given_back_before", ()))
 
 
-def _kept(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
+def _kept_memory(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
     """Tell whether the memory of `earlier` batches was still reserved when the recording began.
 
-    This follows from the reserved bytes that the recording states. Early recordings do not state them; the program that
-    made these recordings had returned such memory to the driver.
+    This follows from the recorded number of reserved bytes. The result is False for early recordings, which lack this
+    number: the program that made them returned such memory to the driver.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):

@@ -30,13 +30,16 @@ _MOST_BYTES = 16 << 30
 _CACHE_BYTES = 160 << 20
 """Bytes of keys and values that calls read in turn: too many to stay in a GPU's cache until the next turn."""
 _MOST_COPIES = 16
-_TOKEN_BYTES = 4
-"""Number of bytes of one key element and one value element in bfloat16."""
+_KV_ELEMENT_BYTES = 4
+"""Bytes of one element of a key and one element of a value together, in bfloat16."""
 
 
 def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[str, tuple[Attention, ...]]:
-    """Return the name of the attention kernels, and their times for each of `heads` in all launches of this module. An
-    entry of `heads` is like one of `HEADS`. Launches with more than `_MOST_BYTES` of keys and values are left out.
+    """Measure attention with each entry of `heads` in the launches of `DECODES`, `PREFILLS` and `MIXES`.
+
+    An entry of `heads` has the number of query heads and of KV heads on one GPU, and the size of a head. Launches with
+    more than `_MOST_BYTES` of keys and values are left out. Return the name of the attention kernels, and one result
+    per launch.
     """
     name, attend = _paged_attention()
     rows = []
@@ -47,7 +50,7 @@ def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[st
             *((((context, 1),) * seqs + ((tokens, tokens),)) for seqs, context, tokens in MIXES),
         ):
             slots = sum(context for context, _ in batch)
-            if slots * keys * width * _TOKEN_BYTES > _MOST_BYTES:
+            if slots * keys * width * _KV_ELEMENT_BYTES > _MOST_BYTES:
                 continue
             seconds = attend(batch, queries, keys, width)
             num_prompts = sum(tokens > 1 for _, tokens in batch)
@@ -67,7 +70,11 @@ def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[st
 
 
 def _paged_attention() -> tuple[str, Any]:
-    """Return the name of the attention kernels, and a function that measures the seconds of a batch."""
+    """Return the name of the attention kernels, and a function that measures the seconds of a batch.
+
+    The function is called with the batch, the numbers of query heads and of KV heads, and the size of a head. A batch
+    is a sequence of pairs (context, queries) in tokens.
+    """
     try:
         from vllm.vllm_flash_attn.flash_attn_interface import flash_attn_varlen_func  # noqa: PLC0415
     except ImportError:
@@ -85,7 +92,7 @@ def _vllm_attention(
     contexts, tokens = [context for context, _ in batch], [count for _, count in batch]
     per_seq = -(-max(contexts) // _BLOCK)
     num_blocks = sum(-(-context // _BLOCK) for context in contexts)
-    block_bytes = _TOKEN_BYTES * _BLOCK * kv_heads * width
+    block_bytes = _KV_ELEMENT_BYTES * _BLOCK * kv_heads * width
     copies = min(max(_CACHE_BYTES // (num_blocks * block_bytes), 1), _MOST_COPIES)
     cache = torch.randn(2, copies * num_blocks, _BLOCK, kv_heads, width, device="cuda", dtype=torch.bfloat16)
     query = torch.randn(sum(tokens), heads, width, device="cuda", dtype=torch.bfloat16)
@@ -123,7 +130,7 @@ def _torch_attention(batch: Sequence[tuple[int, int]], heads: int, kv_heads: int
     if decodes:
         shape = (len(decodes), kv_heads, decodes[0], width)
         copies = min(
-            max(_CACHE_BYTES // (_TOKEN_BYTES * len(decodes) * kv_heads * decodes[0] * width), 1), _MOST_COPIES
+            max(_CACHE_BYTES // (_KV_ELEMENT_BYTES * len(decodes) * kv_heads * decodes[0] * width), 1), _MOST_COPIES
         )
         query = torch.randn(len(decodes), heads, 1, width, device="cuda", dtype=torch.bfloat16)
         pairs = [torch.randn(2, *shape, device="cuda", dtype=torch.bfloat16) for _ in range(copies)]

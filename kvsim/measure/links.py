@@ -32,7 +32,10 @@ def host_copy_rates() -> tuple[float, float]:
 
 
 def all_reduce(num_gpus: int) -> tuple[str, tuple[tuple[int, float], ...]]:
-    """Return the name of the all-reduce over `num_gpus` GPUs, and pairs (bytes, seconds); for one GPU, nothing."""
+    """Measure an all-reduce over `num_gpus` GPUs. Return its name, and pairs (bytes, seconds).
+
+    For one GPU, the name is empty and there are no pairs.
+    """
     if num_gpus == 1:
         return "", ()
     with tempfile.TemporaryDirectory() as scratch:

@@ -22,9 +22,10 @@ SHAPES = (
     *((4096, 11008), (5120, 13824), (22016, 4096), (22016, 8192)),
     *((49152, 1024), (262144, 2560), (151936, 4096), (128256, 4096), (32000, 4096), (3072, 768), (768, 3072)),
 )
-"""Shapes of weights (outputs, inputs) that are measured: from those of the smallest models to output projections.
+"""Shapes (outputs, inputs) of the weights that are measured: layers of small and large models, and output projections
+to the vocabulary.
 
-There are additional shapes with 8,192 outputs, which occupy all processors of an H100 exactly once. Without these
+Shapes with 8,192 outputs are added, because their products occupy all processors of an H100 exactly once. Without these
 shapes, the predicted time of steps with few tokens would be up to 9 % too long.
 """
 _FP8_SHAPES = tuple((n, k) for k in (2048, 4096, 8192, 14336) for n in (2048, 4096, 6144, 14336, 28672))

@@ -14,7 +14,7 @@ from kvsim.steptime.card import Products
 SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16), 640, 1024, 2048, 4096, 8192, 16384)
 """Numbers of rows that are measured: the sizes that vLLM captures, and some larger ones."""
 FEW_SIZES = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)
-"""Numbers of rows for a shorter measurement."""
+"""Numbers of rows that are measured with weights in fp8: fewer, to save time."""
 _CACHE_BYTES = 160 << 20
 """Bytes of weights that calls read in turn: too many to stay in a GPU's cache until the next turn."""
 _WEIGHTS_BYTES = 2 << 30

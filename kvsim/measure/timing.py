@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 _REPLAYS = 3
-_LONG_S = 2e-3
-"""Seconds of one call on the GPU. If calls take longer, the captured graph has only one."""
+_LONG_CALL_S = 2e-3
+"""If one call takes more seconds than this, the captured graph has a single call."""
 
 _LAUNCHES_S = 1.5
-"""Seconds for which launches are repeated. Other processes slow a host down for a shorter time."""
+"""Seconds for which launches are repeated: long enough that other processes do not slow down all of them."""
 _LAUNCHES = 400
 
 
@@ -28,7 +28,7 @@ def seconds_per_call(calls: Sequence[Callable[[], Any]]) -> float:
     """
     calls[0]()  # libraries choose and load their kernels at the first call
     torch.cuda.synchronize()
-    if _elapsed_s(calls[0]) > _LONG_S:
+    if _elapsed_s(calls[0]) > _LONG_CALL_S:
         calls = calls[:1]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

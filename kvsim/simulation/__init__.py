@@ -1,6 +1,6 @@
 """The discrete-event simulation: it runs a workload under a policy on a machine, and returns a recording.
 
-No other room imports SimPy.
+No other package of kvsim imports SimPy.
 """
 
 from kvsim.simulation.fleet import (

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def check_pages(driver: Driver) -> None:
     """Check that every page is free, in the tree, or in the row of one request, and check the locks of every node.
 
-    A node has one lock for each request and each copy that needs it. The second pool, with the pages of windows, and
-    the slots of host memory are checked as well.
+    A node has one lock for each request and each copy that needs it. If there is a second pool for sliding-window
+    layers, or host memory, these are checked as well.
     """
     engine = driver.engine
     radix, unit = engine.radix, engine.settings.unit_tokens
@@ -34,7 +34,7 @@ def check_pages(driver: Driver) -> None:
     copied = [int(radix.written[index].node) for index in range(radix.state.num_storing)]
     copied += [int(radix.loading[index].node) for index in range(radix.state.num_loading)]
     locked = []
-    _check_ring(engine, SLOTS, engine.state.num_free)
+    _check_free_list(engine, SLOTS, engine.state.num_free)
     for number in holders(engine):
         holding, row = radix.holdings[number], _row(engine, number)
         places.update(row[holding.protected_tokens // unit :])
@@ -89,14 +89,14 @@ def _check_host(engine: Engine, nodes: list[Node]) -> None:
 
 
 def _check_windows(engine: Engine) -> None:
-    """Check that every page of the window pool is free, or is the window of exactly one page.
+    """Check that every page of the window pool is free, or belongs to exactly one page of the first pool.
 
-    That page is in the tree, or in a request's row.
+    That page of the first pool is in the tree, or in a request's row.
     """
     radix, unit = engine.radix, engine.settings.unit_tokens
     first = engine.settings.num_units
     free = [page - first for page in free_pages_in_order(engine, WINDOWS)]
-    _check_ring(engine, WINDOWS, radix.state.num_free_windows)
+    _check_free_list(engine, WINDOWS, radix.state.num_free_windows)
     held: list[int] = []
     num_cached = 0
     for node, pages in _pages_of_nodes(engine).items():
@@ -117,7 +117,7 @@ def _check_windows(engine: Engine) -> None:
         raise IntegrityError(f"{len(places)} of {radix.settings.window_pages} pages of windows are in one place.")
 
 
-def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
+def _check_free_list(engine: Engine, pool: int, num_free: int) -> None:
     """Check that the free list of `pool` (`SLOTS` or `WINDOWS`) has `num_free` pages."""
     free_list = engine.radix.free_lists[pool]
     num_listed = (free_list.tail - free_list.head) % (free_list.end - free_list.begin)
@@ -126,7 +126,10 @@ def _check_ring(engine: Engine, pool: int, num_free: int) -> None:
 
 
 def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
-    """Return the number of slots in each state, in the pages that requests hold. A page in several rows counts once."""
+    """Return the number of slots in each state, as an array indexed by `SlotState`, in the pages that requests hold.
+
+    A page in the rows of several requests counts once.
+    """
     engine = driver.engine
     unit = engine.settings.unit_tokens
     written: dict[int, int] = {}

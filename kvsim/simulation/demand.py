@@ -1,6 +1,6 @@
-"""Turn a workload into the `Demand` of an engine: lengths within the limits, and the keys of prefixes.
+"""Turn a workload into a `Demand`: the engine's input, with lengths cut to the limits, and the keys of prefixes.
 
-It also tells which requests could never be served, and which prompt hashes a recording has.
+This module also tells which requests could never be served, and which prompt hashes a recording has.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from kvsim.workload import Ragged, Workload
 def demand_of(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, num_slots: int, *, recording: bool
 ) -> Demand:
-    """Return the demand of `workload` on a pool of `num_slots` slots. `layout` is None for policies without blocks.
+    """Return the requests of `workload` as an engine with a pool of `num_slots` slots gets them.
 
-    Prompts get keys if the workload tells which prefixes are equal, and if a prefix cache or the prompt hashes of a
-    recording (`recording`) need them.
+    `layout` is None for policies without blocks. Prompts get prefix keys if two conditions hold: the workload tells
+    which prefixes are equal, and either the policy has a prefix cache or the run is recorded (`recording`).
     """
     prompt = workload.prompt_tokens.astype(np.int64)
     # Answers, and the limits on them, end at the longest sequence that the policy allows.
@@ -50,9 +50,10 @@ def demand_of(
 
 
 def _begins(workload: Workload) -> npt.NDArray[np.int64] | None:
-    """Return, for each request, the key of its first `BEGIN_TOKENS` tokens; -1 if the prompt is shorter.
+    """Return, for each request, the key of its first `BEGIN_TOKENS` tokens, which SGLang compares between waiting
+    requests. The key is -1 if these tokens are not all known.
 
-    Return None if the workload's hashes cannot tell whether the first tokens of two requests are equal.
+    The result is None if the units of the workload's hashes neither divide `BEGIN_TOKENS` nor are multiples of it.
     """
     tokens = workload.hash_unit_tokens
     if len(workload.prompt_hashes.values) and tokens % BEGIN_TOKENS and BEGIN_TOKENS % tokens:
@@ -128,9 +129,9 @@ def refused(
 
 
 def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None) -> int:
-    """Return the number of tokens of one prompt hash in a recording.
+    """Return the number of tokens that one prompt hash covers in a recording.
 
-    Policies that allocate slot by slot never look prefixes up, so their recordings keep the hashes of the workload.
+    For policies without blocks or pages, which never look prefixes up, it is the workload's own number.
     """
     if isinstance(policy, Radix):
         return policy.unit_tokens
@@ -144,8 +145,10 @@ def hash_tokens(workload: Workload, policy: Policy, layout: KVCacheLayout | None
 def recorded_hashes(
     workload: Workload, policy: Policy, layout: KVCacheLayout | None, demand: Demand, rows: range
 ) -> Ragged[np.int64]:
-    """Return the prompt hashes of a recording. `rows` are the rows of the recorded requests in the workload of all
-    servers.
+    """Return the prompt hashes of one server's recording.
+
+    `rows` are the rows of the server's requests in the fleet's whole workload. `workload` and `demand` have only the
+    server's requests.
     """
     covered = np.maximum(workload.prompt_tokens - hash_ahead_tokens(workload, policy), 0)
     return all_prompt_keys(demand.keys, covered // hash_tokens(workload, policy, layout), rows)

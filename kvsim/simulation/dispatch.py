@@ -23,11 +23,15 @@ CachedKeys = npt.NDArray[np.int64]
 class _ServerView:
     """A server as its router sees it while it chooses for one prompt: a `RoutedServer`.
 
-    The load is that of the present. The prefix hit is that of the present, or of an earlier look-up.
+    It shows the server's load now, and a prefix hit that was looked up now or earlier.
     """
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """`hit_tokens` is an earlier prefix hit of the prompt in `row`; None: it is looked up on demand."""
+        """Show the server with this number to the router. `num_units` is the size of its pool.
+
+        `row` is the prompt's row in the workload. `hit_tokens` is its prefix hit from an earlier look-up; if it is
+        None, the hit is looked up when the router asks for it.
+        """
         self.number = number
         self.num_units = num_units
         self._server, self._hit_tokens, self._row = server, hit_tokens, row
@@ -103,7 +107,8 @@ class Dispatcher:
         """Return the dispatcher of the requests of `setup`.
 
         Raises:
-            UsageError: the router cannot see prefixes or an earlier state in such a run.
+            UsageError: `route` sees prefixes and the policy is radix, or `lag_s` is given and arrivals depend on
+                answers.
         """
         if isinstance(setup.base, Radix) and route in SEES_PREFIXES:
             raise UsageError(
@@ -162,18 +167,18 @@ class DuplicatePrefixes:
     """Counts of prefix blocks that more than one server has cached, in samples taken when requests arrive."""
 
     def __init__(self, num_requests: int, samples: Sequence[Sequence[CachedKeys]] = ()) -> None:
-        """Prepare to take samples at some of `num_requests` arrivals.
+        """Prepare for a run with `num_requests` requests, during which `sample` is called at each arrival.
 
-        `samples[server][i]` are the cached keys of a server in the i-th sample, for servers that were simulated one by
-        one.
+        If the servers were simulated one by one, the samples are given instead: `samples[server][i]` are the keys that
+        the server had cached at sample `i`.
         """
         self._num_requests, self._num_seen = num_requests, 0
-        self._samples = [num_extra(held) for held in zip(*samples, strict=True)]
+        self._samples = [num_duplicates(held) for held in zip(*samples, strict=True)]
 
     def sample(self, servers: Sequence[ServerProcess]) -> None:
         """Count one arrival, and take a sample if it is one of the `sampled_arrivals`."""
         if self._num_seen in sampled_arrivals(self._num_requests, len(servers)):
-            self._samples.append(num_extra([server.cached_keys() for server in servers]))
+            self._samples.append(num_duplicates([server.cached_keys() for server in servers]))
         self._num_seen += 1
 
     @property
@@ -197,7 +202,7 @@ def sampled_arrivals(num_requests: int, num_servers: int) -> range:
     return range(0, num_requests, max(-(-num_requests // most), 1))
 
 
-def num_extra(held: Sequence[CachedKeys]) -> int:
+def num_duplicates(held: Sequence[CachedKeys]) -> int:
     """Return the number of duplicates in one sample: the keys cached on all servers together, minus the
     distinct ones.
     """

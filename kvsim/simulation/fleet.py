@@ -59,7 +59,10 @@ class Fleet(NamedTuple):
     most_duplicate_blocks: int = 0
     """Largest number of duplicate prefix blocks in one sample."""
     num_prefill: int = 0
-    """Number of prefill servers, or of their ranks, which come first in `servers`. 0 without prefill servers."""
+    """Number of prefill servers; if servers have data-parallel ranks, of all ranks of prefill servers.
+
+    They come first in `servers`. The number is 0 without prefill servers.
+    """
     clients: Sequence[Requests] = ()
     """Requests of each decode server, with the times at which clients sent them; empty without prefill servers."""
     fetched_blocks: int = 0
@@ -67,7 +70,9 @@ class Fleet(NamedTuple):
     num_ranks: int = 1
     """Number of data-parallel ranks of each server. With several, `servers` has an entry for each rank."""
     idle_steps: tuple[int, ...] = ()
-    """Number of steps without a batch of each data-parallel rank; empty if ranks do not wait for each other."""
+    """For each data-parallel rank, the number of steps in which it had no batch; empty if ranks do not wait for each
+    other.
+    """
     store: StoreTotals | None = None
     """Block counts of the prefix store that all servers share; None without a store."""
 
@@ -97,14 +102,14 @@ class Fleet(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Equal servers behind one router. Each may have data-parallel ranks, among which its front end chooses."""
+    """Equal servers behind one router. If a server has data-parallel ranks, its front end chooses the rank."""
 
     number: int
     route: RouteName | str | Router | None = None
     """Router that chooses the server of each request: a name, a Python file with a function `route`, or a `Router`.
 
-    With a single server that has ranks, it chooses the rank. None: vLLM's front end for a single server with ranks,
-    otherwise "shortest".
+    For a single server with ranks, the router chooses the rank. If it is None, vLLM's front end chooses the rank of a
+    single server with ranks; otherwise the router is "shortest".
     """
     ranks: int = 1
     """Number of data-parallel ranks of each server."""
@@ -147,8 +152,9 @@ class Replicas:
         return (self.route or default) if isinstance(self.route, str | None) else ""
 
     def router(self, release: str) -> RouteName | str | Router:
-        """Return the router that chooses among all engines. Front ends of servers with ranks are those of vLLM
-        `release`.
+        """Return the router that chooses among all engines: one engine per server, or per data-parallel rank.
+
+        If servers have ranks, front ends choose ranks as in vLLM `release`.
         """
         if self.ranks > 1 and self.number > 1:
             return ServersOfRanks(self.route or "shortest", self.ranks, release)
@@ -162,7 +168,7 @@ class Replicas:
         return self.number * self.ranks
 
     def names(self) -> list[str]:
-        """Return one name for each server; for a server with several ranks, one for each rank."""
+        """Return one name for each server; if servers have several ranks, one name for each rank."""
         if self.number == 1 or self.ranks == 1:
             return [str(number) for number in range(self.num_engines)]
         return rank_names([f"server-{number}" for number in range(self.number)], self.ranks)
@@ -216,7 +222,7 @@ def record_fleet(
     """Run `workload` as `measure_fleet` does, and write each server's recording to the folder of its name in `path`."""
     setup = _setup(workload, policy, machine, servers, options, records=True)
     if isinstance(servers, Replicas) and _are_apart(setup, servers):
-        return _finish_apart(Apart.of(setup, servers.number, path=path), _record_one, spread)
+        return _finish_separate(SeparateServers.of(setup, servers.number, path=path), _record_one, spread)
     recordings, fleet = _simulate(setup, servers)
     for name, recording in zip(servers.names(), recordings, strict=True):
         write(recording, path / name)
@@ -251,7 +257,7 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSi
         return _finish_prefill_decode(PrefillDecodeRun(setup, servers, sinks))
     dispatcher = Dispatcher.of(setup, servers.router(release_of(setup.base)), servers.route_lag_s)
     if _are_apart(setup, servers):
-        return _finish_apart(Apart.of(setup, servers.number, sinks=sinks), _measure_one, spread)
+        return _finish_separate(SeparateServers.of(setup, servers.number, sinks=sinks), _measure_one, spread)
     run = SimulationRun(setup, sinks, num_replicas=servers.number, num_ranks=servers.ranks,
                         dispatcher=dispatcher, store=servers.store)  # fmt: skip
     measured, duplicates = run.finish(), dispatcher.duplicates
@@ -298,19 +304,21 @@ def _are_apart(setup: Setup, servers: Replicas) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Apart:
+class SeparateServers:
     """Servers with round-robin routing that are simulated one by one."""
 
     setup: Setup
     num_servers: int
     sample_s: tuple[float, ...]
-    """Times in seconds at which the cached keys of each server are read."""
+    """Times in seconds at which each server's cached prefix keys are read."""
     path: Path | None = None
-    """Folder for the recordings, each in a folder of its server's number; None: none are written."""
+    """Folder for the recordings; each is in a subfolder named by the server's number. None if none are written."""
     sinks: Sequence[RowSink] = ()
 
     @classmethod
-    def of(cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()) -> Apart:
+    def of(
+        cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()
+    ) -> SeparateServers:
         """Return `num_servers` servers that each get a part of the requests of `setup`.
 
         Each is recorded to a folder in `path`, or else to its sink in `sinks`; without either, to nothing.
@@ -321,7 +329,7 @@ class Apart:
         return cls(setup=setup, num_servers=num_servers, sample_s=sample_s, path=path, sinks=sinks)
 
 
-def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
+def _measure_one(apart: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
     """Run server `number` by itself; return its results, and its cached keys at each sample time."""
     sinks = [apart.sinks[number]] if apart.sinks else []
     run = SimulationRun(apart.setup.every(apart.num_servers, number), sinks, sample_s=apart.sample_s)
@@ -329,14 +337,14 @@ def _measure_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]
     return measured, run.samples
 
 
-def _record_one(apart: Apart, number: int) -> tuple[Measured, list[CachedKeys]]:
+def _record_one(apart: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
     """Run server `number` by itself, and record it to a folder. The result is that of `_measure_one`."""
     assert apart.path is not None
     return record_setup(apart.setup.every(apart.num_servers, number), apart.path / str(number), apart.sample_s)
 
 
-def _finish_apart(
-    apart: Apart, serve: Callable[[Apart, int], tuple[Measured, list[CachedKeys]]], spread: Spread
+def _finish_separate(
+    apart: SeparateServers, serve: Callable[[SeparateServers, int], tuple[Measured, list[CachedKeys]]], spread: Spread
 ) -> Fleet:
     """Run each server with `serve`, and count the prefixes that several servers had cached at the same time."""
     options, num_requests = apart.setup.options.copy(), len(apart.setup.workload)

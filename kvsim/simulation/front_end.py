@@ -2,13 +2,14 @@
 
 One process reads requests, converts their text to tokens and passes them to the engine's process. It also converts
 every output token to text and sends it. A request waits while this process works for other requests, so its delay grows
-with the output tokens per second. The engine is not delayed: the time per output token was the same on both sides,
-within 0.8 %.
+with the output tokens per second. The engine is not delayed: the time per output token was the same in the engine and
+at the client, within 0.8 %.
 
-The constants were fitted to `vllm bench serve` with `vllm serve` 0.25.1 on an H200 whose host launches a kernel in 5.9
-us, with a recorder inside the engine: five loads with the shape of Llama-3.2-3B. Delays of the first token, in ms:
+The constants were fitted to measurements with `vllm bench serve` and `vllm serve` 0.25.1 on an H200, whose host
+launches a kernel in 5.9 us. A recorder ran inside the engine. The served model had the shape of Llama-3.2-3B. Delays of
+the first token under five loads, in ms:
 
-    load                            measured             this model
+    load                            measured             computed here
     5, 20 and 40 requests/s         8.2, 11.5, 17.2      8.3, 10.5, 17.0
     prompts of 2,600 tokens         17.6                 17.2
     32 users who begin at once      18.6                 15.9
@@ -34,8 +35,8 @@ _TOKEN_LAUNCHES = 12
 _USUAL_LAUNCH_S = 5.1e-6
 """Seconds to launch one kernel on a host that was not measured.
 
-The value lies between measured hosts: two shared hosts need 8.1 and 5.9 us, and the H100 host of inference-sim 3.8 us,
-which was inferred from the delays that clients of four models saw.
+The value lies between known hosts. Two shared hosts need 8.1 and 5.9 us, as measured. The H100 host of inference-sim
+needs 3.8 us; this was inferred from the delays of four models at the client.
 """
 
 

@@ -95,7 +95,10 @@ def breakdown(driver: Driver) -> Breakdown:
 
 
 def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown:
-    """Return the slots in each state: held ones from `held_slots`, free and cached ones from the engine's counts."""
+    """Return the number of slots in each state. Free and cached slots are counted by the engine.
+
+    `held_slots` has the other states, indexed by `SlotState`.
+    """
     settings, memory = driver.engine.settings, driver.engine.memory
     slots, num_cached = held_slots.copy(), memory.cached_units(driver.engine)
     slots[SlotState.CACHED] = num_cached * settings.unit_slots
@@ -135,8 +138,8 @@ def _held_in_custom_units(driver: Driver) -> npt.NDArray[np.int64]:
 def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: int | None) -> npt.NDArray[np.int64]:
     """Return the number of slots in each state, over the units of `tables`. A unit in several tables counts once.
 
-    `tables` are pairs of a KV-cache group's number and a table. Entries equal to `null` hold no unit; None: all hold
-    one.
+    `tables` are pairs of a KV-cache group's number and a table. Table entries equal to `null` hold no unit. If `null`
+    is None, every entry holds a unit.
     """
     unit_slots = engine.settings.unit_slots
     contents: dict[int, Content] = {}

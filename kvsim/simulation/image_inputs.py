@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 
 def with_image_tokens(workload: Workload, model: Model) -> Workload:
-    """Return the workload in which prompts also have the tokens that `model` makes of images given in pixels."""
+    """Return the workload with the number of tokens that `model` makes of each image.
+
+    It is computed for images given by their size in pixels, and added to the length of their prompts. Images given by
+    their number of tokens stay as they are.
+
+    Raises:
+        UsageError: the workload has images, and `model` takes only text.
+    """
     if workload.images is None:
         return workload
     if not model.image_class:
@@ -59,12 +66,12 @@ def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Mode
 
 
 def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, int]:
-    """Return two limits by their names in metadata: the image tokens that a step may encode, and those that the encoder
-    cache holds.
+    """Return two limits by their names in metadata: `encoder_compute_tokens`, the image tokens that a step may encode,
+    and `encoder_cache_tokens`, those that the encoder cache holds.
 
-    Both equal the maximum tokens of a step, or the tokens of the largest image if these are more: the largest that the
-    model allows or, if its rule is not known, the largest of the workload. The result is empty without images or
-    without an encoder cache.
+    Both limits are the maximum number of tokens of a step, or the number of tokens of the largest image if that is
+    more. The largest image is the largest that the model allows; if this is unknown, the largest of the workload. The
+    result is empty without images, and for policies other than `Paged`, which have no encoder cache.
     """
     if workload.images is None or not isinstance(base, Paged):
         return {}
@@ -74,8 +81,9 @@ def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, 
 
 
 def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
-    """Return the numbers of the workload's distinct images, in the order of their first use, by which an engine numbers
-    them.
+    """Return the workload's numbers of its distinct images, in the order of their first use.
+
+    An engine numbers images in this order, from 1.
     """
     assert workload.images is not None
     content, first = np.unique(workload.images.content, return_index=True)

@@ -29,7 +29,7 @@ class Machine:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over one GPU of each stage."""
+    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over the stages, with one GPU of each."""
     step_time: StepTimeModel
     max_model_len: int | None = None
     """Maximum tokens of a sequence for policies without a limit of their own. None: the model's limit."""
@@ -43,14 +43,14 @@ class Machine:
         )
 
     def limited(self, policy: AnyPolicy) -> Policy:
-        """Return the built-in policy that `policy` is or is based on, with the limits that it lacks set for this
-        machine.
+        """Return `policy`, or if it is a custom policy, the built-in policy on which it is based. Limits that are None
+        in the policy get the engine's defaults for this machine.
         """
         defaults = EngineDefaults.of("llm", self.gpu, release_of(base_of(policy)))
-        return limited(policy, self.longest, defaults)
+        return limited(policy, self.max_sequence_tokens, defaults)
 
     @property
-    def longest(self) -> int:
+    def max_sequence_tokens(self) -> int:
         """Maximum tokens of a sequence, prompt and answer together, for a policy without a limit of its own."""
         return self.max_model_len or self.model.max_position_embeddings
 
@@ -180,8 +180,11 @@ def release_of(policy: Policy) -> str:
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:
-    """Refuse pipelines that kvsim cannot simulate, and step times that are those of another number of
-    pipeline stages.
+    """Refuse pipelines that kvsim cannot simulate, and step times that were made for another number of pipeline
+    stages.
+
+    Raises:
+        UsageError: with a sentence on what to change.
     """
     if machine.model.has_shared_experts and machine.model.pipeline_parallel_size > 1:
         raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "

@@ -11,7 +11,7 @@ from kvsim.recording.tables import Requests
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Measured:
-    """Results of a run without its steps."""
+    """Metadata, requests and summary of a run."""
 
     meta: Meta
     requests: Requests
@@ -29,5 +29,5 @@ class Measured:
 
     @property
     def duration_s(self) -> float:
-        """Seconds from the first event to the end of the last step."""
+        """Seconds from the first event to the end of the last step; 0 without steps."""
         return self.summary.duration_s

@@ -16,13 +16,16 @@ from kvsim.steptime import StepTimeModel
 
 EngineName: TypeAlias = Literal["auto", "compiled", "interpreted"]
 WORTH_COMPILING = 5_000
-"""Number of requests from which on compiling, which takes seconds, saves time. The code is then kept on disk."""
+"""Smallest number of requests with which a run is faster compiled, although compiling takes seconds.
+
+The machine code is kept on disk for later runs.
+"""
 WORTH_LOADING = 2_000
-"""Number of output tokens from which on loading machine code from disk saves time."""
+"""Smallest number of output tokens with which a run is faster compiled if the machine code is on disk already."""
 _MANY_TOKENS = 500_000
-"""Number of output tokens from which on compiling saves time, even with few requests in small batches."""
+"""Smallest number of output tokens with which a run is faster compiled, even if it has few requests."""
 _LONG = 50_000
-"""Number of requests from which on a message says that the run is slow because it cannot be compiled."""
+"""Smallest number of requests with which a message says that the run is slow because it cannot be compiled."""
 
 
 def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
@@ -41,10 +44,10 @@ def engine_for(engine: EngineName, policy: AnyPolicy) -> EngineName:
 
 
 def engine_for_several(memory: MemoryManager) -> EngineName:
-    """Return the setting `engine` for several runs with the same kind of `memory`.
+    """Return the value of the setting `engine` for several runs with the same kind of `memory`.
 
-    It is "compiled" if numba is installed and no machine code is on disk, because the runs share the time to compile.
-    Otherwise it is "auto".
+    It is "auto" if numba is missing, or if machine code is on disk already. Otherwise it is "compiled": several runs
+    share the time that compiling takes.
     """
     return "compiled" if not has_machine_code(memory) and has_numba() else "auto"
 
@@ -59,7 +62,8 @@ def begins_compiled(
     """Tell whether a run with the setting `engine` is compiled from its beginning.
 
     With "auto", a run is compiled if it has many requests or output tokens. Fewer output tokens suffice if machine code
-    for `memory` is on disk; `memory` None: machine code on disk is not looked for.
+    for `memory` is on disk; if `memory` is None, this is not checked. A run with a custom `step_time` cannot be
+    compiled.
     """
     loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):

@@ -1,12 +1,12 @@
 """Disaggregated prefill: a fleet in which some servers compute prompts and others decode, on a common clock.
 
 A request goes to a prefill server first, which computes its prompt and one token. Then it goes to a decode server,
-which allocates blocks, fetches the prompt's KV over its link and generates the answer. The prefill server keeps its
-blocks until the decode server has read them. Both kinds of server run vLLM's scheduler with its KV connector
+which allocates blocks, fetches the prompt's KV over its link and generates the answer. The prefill server keeps the
+prompt's blocks until the decode server has read them. Both kinds of server run vLLM's scheduler with its KV connector
 (`kvsim.engine.connector`). Transfers take the time of the link.
 
 A server may have data-parallel ranks, each with a connector and a link of its own. The front end of each server chooses
-a rank for each request, as in other fleets.
+a rank for each request.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ class Disaggregation:
             first, second = (Dispatcher.of(setup, ServersOfRanks(route, self.ranks, release)) for route in routes)
         return first, second
 
-    def prefills(self, size: int) -> Connector:
-        """Return the connector of a prefill server in a workload of `size` requests."""
+    def prefill_connector(self, size: int) -> Connector:
+        """Return the connector of a prefill server, for a workload of `size` requests."""
         return Connector(role=Role.PRODUCER, link=self.link, exchanges=[Exchange(remote=Remote.READS)] * size)
 
-    def decodes(self, setup: Setup) -> Connector:
-        """Return the connector of a decode server of `setup`, with the blocks that fail to load."""
+    def decode_connector(self, setup: Setup) -> Connector:
+        """Return the connector of a decode server of `setup`. It tells which block of which prompt fails to load."""
         generator = np.random.default_rng(self.seed)
         failing = generator.random(len(setup.workload)) < self.failed_share
         num_blocks = -(-setup.demand.prompt // setup.pool.unit_tokens)
@@ -131,7 +131,10 @@ class PrefillDecodeRun(SimulationRun):
         apart: Disaggregation,
         sinks: Sequence[RowSink] = (),
     ) -> None:
-        """Build the servers. `setup` is that of a decode server. The first of `sinks` belong to the prefill servers."""
+        """Build the servers. `setup` is that of a decode server.
+
+        `sinks` has one sink per server or rank, those of prefill servers first. If it is empty, nothing is recorded.
+        """
         check_ranks(setup, apart.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
@@ -141,10 +144,10 @@ class PrefillDecodeRun(SimulationRun):
         self._expected_rows = self.store = None
         self._environment = simpy.Environment()
         self._prefill_setup = _with_one_output(setup)
-        self._pair = Pair(self._environment, self._dispatchers, setup)
+        self._pair = PrefillDecodeRouter(self._environment, self._dispatchers, setup)
         source = self._source(1 + apart.num_prefill, cast("Dispatcher", self._pair), ())
         num_decode_ranks = apart.num_decode * apart.ranks
-        prefills, decodes = apart.prefills(len(setup.workload)), apart.decodes(setup)
+        prefills, decodes = apart.prefill_connector(len(setup.workload)), apart.decode_connector(setup)
         kinds = [(self._prefill_setup, prefills)] * apart.num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
         self._bad = [exchange.bad for exchange in decodes.exchanges]
         """Indices of the blocks that fail to load, for each request; empty for most."""
@@ -211,8 +214,11 @@ class PrefillDecodeRun(SimulationRun):
         return self._dispatchers[0].duplicates
 
 
-class Pair:
-    """The router in front of prefill and decode servers. A source of requests uses it as its `Dispatcher`."""
+class PrefillDecodeRouter:
+    """Router that passes each request through a prefill server and then a decode server.
+
+    Sources of requests use it in place of a `Dispatcher`.
+    """
 
     lag_s = 0.0
 
@@ -227,12 +233,15 @@ class Pair:
         self._environment, self._dispatchers, self._refused = environment, dispatchers, setup.refused
         self.prefill_of, self.decode_of = np.full((2, len(setup.workload)), -1, np.int32)
         """Number of each request's prefill server (or rank), and of its decode server; -1 until it is chosen."""
-        self._homes: dict[int, ServerProcess] = {}
+        self._unread: dict[int, ServerProcess] = {}
         """Prefill server of each request whose KV has not been read yet, by row of the workload."""
         self._num_prefilled = 0
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Path:  # noqa: ARG002
-        """Return a substitute for a server. Its `send` passes the request through a prefill and a decode server."""
+        """Return an object with the method `send` of a server, which passes the request through both servers.
+
+        The servers are chosen later, so `row`, `at_s` and `servers` have no effect here.
+        """
         return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
@@ -248,7 +257,7 @@ class Pair:
             prefill = first.choose(row, at_s, self.prefills)
             self.prefill_of[row] = self.prefills.index(prefill)
             at_s = yield prefill.send(row, at_s)
-            self._homes[row] = prefill
+            self._unread[row] = prefill
             self._num_prefilled += 1
         decode = second.choose(row, at_s, self.decodes)
         self.decode_of[row] = self.decodes.index(decode)
@@ -256,7 +265,7 @@ class Pair:
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Ignore the request: `_run` has passed it to the server already."""
+        """Do nothing: this router sent the request itself."""
 
     def process_transfers(self, server: ServerProcess) -> None:
         """Report to prefill servers the blocks that a decode server has read, so that they are released.
@@ -270,11 +279,11 @@ class Pair:
             self._environment.process(self._read(number, server.driver.host_s))
 
     def _read(self, number: int, done_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until `done_s`, and then report to a request's prefill server that its KV was read."""
+        """Wait until `done_s`. Then report to the prefill server of request `number` that the request's KV was read."""
         yield self._environment.timeout(max(done_s - self._environment.now, 0.0))
-        if (home := self._homes.pop(number - 1, None)) is not None:
-            home.driver.report_read(number, done_s)
-            home.wake()
+        if (prefill := self._unread.pop(number - 1, None)) is not None:
+            prefill.driver.report_read(number, done_s)
+            prefill.wake()
 
     @property
     def fetched_blocks(self) -> int:
@@ -283,8 +292,8 @@ class Pair:
 
     def check(self) -> None:
         """Check, after a run, that the KV of every prompt was read, and that no server holds blocks."""
-        if self._homes:
-            raise IntegrityError(f"{len(self._homes)} of {self._num_prefilled} prompts were never read.")
+        if self._unread:
+            raise IntegrityError(f"{len(self._unread)} of {self._num_prefilled} prompts were never read.")
         for kind, servers in (("prefill", self.prefills), ("decode", self.decodes)):
             for number, server in enumerate(servers):
                 engine = server.driver.engine

@@ -1,8 +1,8 @@
 """A prefix store that all servers of a fleet read and write.
 
-This models stores such as LMCache's server and Mooncake Store. The connector of each server makes vLLM's decisions: it
-asks the store when the scheduler looks at a waiting request, allocates blocks, and loads between steps. The model of
-the store has these assumptions:
+This models stores such as LMCache's server and Mooncake Store. Each server decides as vLLM does with a KV connector:
+the store is asked when the scheduler considers a waiting request; then blocks are allocated, and loaded between steps.
+The model of the store has these assumptions:
 
 - The full blocks of a prompt are written when its first token is computed. The write takes the time of the server's
   link, and does not delay the server's steps.
@@ -52,7 +52,7 @@ class PrefixStore:
 
 
 class StoreTotals(NamedTuple):
-    """Numbers of blocks of a prefix store in a run: loaded, written, evicted, held at most; and its capacity."""
+    """Counts of a prefix store over a run, in blocks."""
 
     loaded_blocks: int
     written_blocks: int
@@ -84,10 +84,11 @@ class StoredPrefixes:
         return bisect_left(range(len(keys)), True, key=lambda index: keys[index] not in self._used)
 
     def put(self, keys: Sequence[int]) -> None:
-        """Store the blocks of a prompt, given by their `keys`; only the first ones if the capacity is smaller.
+        """Store the blocks of a prompt, given by their `keys`. If there are more than the capacity, store only the
+        first ones.
 
-        These become the most recently used blocks, the first block of the prompt most of all. The least recently used
-        blocks are evicted.
+        The stored blocks become the most recently used ones. Among them, the first block of the prompt is the most
+        recent, and the last one is the least recent. If there are too many blocks, the least recently used are evicted.
         """
         keys = keys[: self.capacity]
         for key in reversed(keys):
@@ -142,11 +143,11 @@ class StoreLoad:
     num_blocks: int
     num_tokens: int
     ended_seq: int = -1
-    """`State.seq` when the server reported the end of the load; -1 before."""
+    """Number of the engine's last event (`State.seq`) when the server reported the end of the load; -1 before."""
 
 
 class SharedStore:
-    """The prefix store of a fleet on the simulation's clock. Servers use it as their `Exchanging`."""
+    """The prefix store of a fleet, on the simulation's clock. It is the other side of every server's KV connector."""
 
     def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
         _check(setup)
@@ -164,7 +165,7 @@ class SharedStore:
         """Server of each request that has no output token yet, by the number of the request."""
         self._keys: dict[int, list[int]] = {}
         """Block keys of the prompt of each request that has not ended, by the number of the request."""
-        self._homes: dict[ServerProcess, list[int]] = {}
+        self._unfinished: dict[ServerProcess, list[int]] = {}
         """Numbers of the unfinished requests of each server."""
         self.writes: dict[int, StoredPrompt] = {}
         """Writes that have ended, by the number of the request whose prompt was written."""
@@ -177,7 +178,9 @@ class SharedStore:
         return StoreTotals(num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the present time in seconds: a server's next step may hit what another server stores now."""
+        """Return the time in seconds up to which a server may run ahead: the present time, because the server's next
+        step may hit what another server stores now.
+        """
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
@@ -190,7 +193,7 @@ class SharedStore:
         with_keys = min(blocks, int(sequence.num_keys) // int(engine.groups[0].hashes_per_block))
         self._keys[number] = [int(prefix_hits.key_of(engine, sequence, 0, index)) for index in range(with_keys)]
         self._without_token[number] = server
-        self._homes.setdefault(server, []).append(number)
+        self._unfinished.setdefault(server, []).append(number)
         self._set_stored_tokens(server, number)
 
     def process_transfers(self, server: ServerProcess) -> None:
@@ -207,9 +210,10 @@ class SharedStore:
         self._update_preempted(server)
 
     def _take_loads(self, server: ServerProcess) -> None:
-        """Record the loads that ended and those that began in a server's last slice.
+        """Record the loads that ended and the loads that began since the previous call for this server.
 
-        A request computes tokens between two of its loads, so one load cannot end and the next begin in the same slice.
+        A request computes tokens between two of its loads. So between two calls, a load of a request cannot end and its
+        next one begin.
         """
         transfers = server.driver.engine.connector.transfers
         under_way = self._loading.get(server, [])
@@ -240,14 +244,14 @@ class SharedStore:
         self.writes[number] = StoredPrompt(computed_s, float(self._environment.now), num_stored, num_new)
         if self._is_checked:
             self.content.check([keys, *self._keys.values()])
-        for server, numbers in self._homes.items():
+        for server, numbers in self._unfinished.items():
             for other in numbers:
                 self._set_stored_tokens(server, other)
 
     def _update_preempted(self, server: ServerProcess) -> None:
         """Update how many tokens of a server's preempted requests are stored. Forget requests that have ended."""
         sequences, left = server.driver.engine.sequences, []
-        for number in self._homes.get(server, ()):
+        for number in self._unfinished.get(server, ()):
             if sequences[number].status in (FINISHED, ABORTED):
                 self._keys.pop(number)
                 self._without_token.pop(number, None)
@@ -255,7 +259,7 @@ class SharedStore:
                 left.append(number)
                 if sequences[number].status == PREEMPTED:
                     self._set_stored_tokens(server, number)
-        self._homes[server] = left
+        self._unfinished[server] = left
 
     def _set_stored_tokens(self, server: ServerProcess, number: int) -> None:
         """Tell the connector how many tokens of a request are stored, if the request waits."""

@@ -18,15 +18,16 @@ from kvsim.errors import IntegrityError
 
 
 class QueueMirror:
-    """Copy of the engine's free queue as a linked list, which is always a single ring.
+    """Copy of the engine's free queue, to check the engine's links after each step.
 
-    Blocks that the engine did not write keep their places in the copy and in the engine. So if the links of the written
-    blocks are equal, the engine's queue is a single ring too, and holds exactly the blocks without references.
+    The copy is a linked list whose last block links to its head, so it is one ring. Only blocks that the engine wrote
+    since the last check are moved in the copy. If their links are then equal in both, the engine's queue is one ring
+    too, with exactly the blocks without references.
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
-        """Begin with an empty queue. With `reuses_first`, all free blocks without a prefix must precede
-        those with one.
+        """Begin with an empty queue. With `reuses_first`, also check that free blocks without a prefix precede those
+        with one.
         """
         self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
@@ -36,7 +37,11 @@ class QueueMirror:
         """Number of blocks in the queue that hold a prefix."""
 
     def follow(self, blocks: Records[Block], written: Iterable[int]) -> None:
-        """Repeat the engine's moves of the blocks in `written`, and compare the links of all moved blocks."""
+        """Move the blocks in `written` as the engine did. Then compare the links of these blocks and their neighbours.
+
+        Raises:
+            IntegrityError: a link differs.
+        """
         touched = {HEAD}
         unplaced = set()
         # 1. Remove every written block.
@@ -71,7 +76,9 @@ class QueueMirror:
         return {before, after}
 
     def _insert_after(self, before: int, number: int, *, is_keyed: bool) -> set[int]:
-        """Insert block `number` after block `before`; return the blocks whose links have changed."""
+        """Insert block `number` after block `before`; return the blocks whose links have changed. `is_keyed` tells
+        whether the block holds a prefix.
+        """
         after = self._next[before]
         self._next[before] = self._previous[after] = number
         self._previous[number], self._next[number] = before, after

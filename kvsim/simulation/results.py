@@ -1,7 +1,7 @@
 """Collection of an engine's results while it runs: sums over its steps, and the tables of a recording.
 
-The engine writes its rows to buffers. They are read after every slice of the run, and then used again. A slice is the
-part of a run between two such readings.
+The engine writes rows to buffers, which are read and then overwritten. The part of a run between two such readings is a
+slice. The time from an output to the next step is a gap, if no step is in flight.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ _SHAPE_COLUMNS = {
     "shared_tokens": "shared_tokens",
     "num_new_seqs": "num_new_seqs",
 }
-"""Field of an engine's step record that has the same value, for each field of a `StepShape`."""
+"""Fields of `StepShape` as keys, and the fields of the engine's step record that have their values."""
 _SLOT_FIELDS = ("written", "useful", "rounding", "padding", "shared", "expired")
-"""Fields of `SlotTotals` that a step record has in slots. It has the other fields in units."""
+"""Fields of `SlotTotals` that the engine's step record has in slots. The other fields are in units there."""
 _SUMMED = (
     "start_s", "num_scheduled", "running", "waiting", "num_tokens", "preempted", "num_admitted", "swapped_out",
     "swapped_in", "free_units", "cached_units", "unusable_units", *_SLOT_FIELDS,
@@ -111,7 +111,9 @@ class Totals:
             self._keep(steps[begin:])
 
     def _gaps_before(self, num_steps: int) -> GapFigures | None:
-        """Remove and return the gaps before each of the next `num_steps` steps to be added. None if no gap is left."""
+        """Return the stored gaps that precede the next `num_steps` steps, and remove them from the stored ones; None if
+        no gaps are stored.
+        """
         if not self._gaps:
             return None
         rows = np.concatenate(self._gaps, dtype=self._gaps[0].dtype)
@@ -127,7 +129,10 @@ class Totals:
     def _held_and_states(
         self, rows: dict[str, npt.NDArray[Any]] | npt.NDArray[Any]
     ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-        """Return the held slots, int[rows], and the slots in each state, int[rows, states], of steps or gaps."""
+        """Return the number of held slots, int[rows], and the number of slots in each state, int[rows, states].
+
+        `rows` are records of steps or of gaps.
+        """
         free, cached, unusable = (
             rows[f"{name}_units"] * self._pool.unit_slots for name in ("free", "cached", "unusable")
         )
@@ -169,7 +174,7 @@ class Totals:
     def finish(self, engine: Engine, requests: Requests, meta: Meta, name: str) -> Measured:
         """Return the results of the finished run; `name` is that of the summary.
 
-        Slots that were held for tokens that were never computed do not count as useful (`engine.totals`).
+        A slot that was held for a token counts as useful only if the token was computed later.
         """
         if self._num_kept:
             self._add_kept()
@@ -195,7 +200,9 @@ class FinalRows:
     """Appends the rows of a recording to a sink as soon as they are final."""
 
     def __init__(self, sink: RowSink, contents: npt.NDArray[np.int64] | None = None) -> None:
-        """`contents[i]` is the workload's number of the engine's image `i + 1`; None: images are not recorded."""
+        """Write rows to `sink`. `contents[i]` is the workload's number for the image that the engine numbers `i + 1`;
+        if it is None, images are not recorded.
+        """
         self._sink, self._contents = sink, contents
         self._waiting: dict[str, npt.NDArray[Any]] = {}  # columns of the steps whose output is not processed yet
         self._copies: dict[str, npt.NDArray[Any]] = {}  # columns of copies whose step is not recorded yet
@@ -279,10 +286,10 @@ class FinalRows:
 
     @staticmethod
     def _after_outputs(engine: Engine, num_outputs: int, units: dict[str, str]) -> dict[str, npt.NDArray[np.int32]]:
-        """Return the columns with the state after the output of each step; none for a static batch.
+        """Return the columns `…_after` with the state after the output of each step, -1 if no gap follows the output.
 
-        `units` names, for each column of units, the field of a gap. A static batch has no such columns, because the
-        requests that wait for it are not counted between batches.
+        Keys of `units` are names of columns, without `_after`; values are the fields of the engine's gap record. A
+        static batch has no such columns, because the requests that wait for it are not counted between batches.
         """
         if engine.rectangle.stride:
             return {}
@@ -373,7 +380,9 @@ def vllm_failures(engine: Engine) -> dict[str, int]:
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """Return the workload rows of the requests that the engine got, in order, without the first `begin`."""
+    """Return the workload rows of the requests that the engine got, in the order in which it got them, without the
+    first `begin` ones.
+    """
     numbers = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(numbers - 1, np.int64)
 
@@ -421,9 +430,9 @@ def transfers_of(
 
     Args:
         engine: the engine of the server.
-        rows: rows in the workload of the requests that the server got.
-        servers: for each request of the workload, the number of the other server.
-        bad: for each request of the workload, the blocks that fail to load, as indices in its transfer.
+        rows: workload rows of the requests that the server got.
+        servers: for each request of the workload, the number of the server on the other side of its transfer.
+        bad: for each request of the workload, the blocks that fail to load, counted from the first transferred block.
     """
 
     def of(name: str) -> npt.NDArray[Any]:

@@ -1,7 +1,7 @@
 """A server as a SimPy process, which runs its engine for many steps at a time.
 
-The engine returns when another part of the simulation may affect the server. Its rows of results are read when its
-buffers are full, and at the end of the run. A slice is the part of a run between two such readings.
+The engine returns when another part of the simulation may affect the server. The engine's buffers of results are read
+when they are full, and at the end of the run. A slice is the part of a run between two such readings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kvsim.errors import BudgetError, KvsimError, StalledError
 from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
-Slice = Callable[[Engine], None]
+SliceListener = Callable[[Engine], None]
 """Function that reads the results of the engine after each slice, before the next slice overwrites them."""
 
 
@@ -63,10 +63,10 @@ class Exchanging(Protocol):
         """Record that request `number` (its row in the workload, counted from 1) was sent to `server`."""
 
     def process_transfers(self, server: ServerProcess) -> None:
-        """Process the transfers that `server` has begun in its last slice."""
+        """Process the transfers that `server` has begun since the previous call."""
 
 
-class Meeting(Protocol):
+class Lockstep(Protocol):
     """The data-parallel ranks of one server, whose steps wait for each other."""
 
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
@@ -85,11 +85,11 @@ class ServerProcess:
         driver: Driver,
         *,
         kernels: KernelsSeen | None = None,
-        listeners: tuple[Slice, ...] = (),
-        progress: Slice | None = None,
+        listeners: tuple[SliceListener, ...] = (),
+        progress: SliceListener | None = None,
         horizon: Horizon = lambda: math.inf,
         exchange: Exchanging | None = None,
-        lockstep: Meeting | None = None,
+        lockstep: Lockstep | None = None,
         rows: range,
     ) -> None:
         """Start the process on the clock of `environment`.
@@ -103,7 +103,7 @@ class ServerProcess:
             horizon: limit on how far the engine may run ahead.
             exchange: the other side of the server's KV connector; None without one.
             lockstep: the ranks whose steps wait for each other; None for a server by itself.
-            rows: rows in the workload of all servers, for each row of this server's workload.
+            rows: `rows[i]` is the row in the fleet's whole workload of request `i` of this server.
         """
         self.driver = driver
         self._environment = environment
@@ -137,10 +137,11 @@ class ServerProcess:
         return self.driver.hit_tokens(row + 1)
 
     def held_tokens(self, row: int) -> int:
-        """Return the number of leading tokens of the prompt in `row` that are in blocks of running requests.
+        """Return the number of leading tokens of the prompt in `row` whose cached blocks are held by requests.
 
-        With several KV-cache groups the result is 0. A request that holds a block holds all blocks before it, so a
-        binary search finds the first block that no request holds.
+        The result is 0 without a prefix cache. It is also 0 with several KV-cache groups, for which held blocks are not
+        searched. A request that holds a block holds all blocks before it, so a binary search finds the first block that
+        no request holds.
         """
         engine = self.driver.engine
         if not engine.settings.prefix_caching or engine.settings.num_groups > 1:
@@ -195,7 +196,10 @@ class ServerProcess:
             listener(self.driver.engine)
 
     def _run(self) -> Generator[simpy.Event, None, None]:
-        """Run the engine until another part of the simulation may act, handle the outcome, and repeat."""
+        """Run the engine until it returns, do what the returned outcome requires, and repeat.
+
+        Outcomes are, for example, a full buffer, an answer that a client awaits, or a step of all ranks.
+        """
         driver, environment = self.driver, self._environment
         while True:
             if self._horizon() <= environment.now:
@@ -226,9 +230,7 @@ class ServerProcess:
             yield from self._wait(outcome, until_s)
 
     def _wait(self, outcome: int, until_s: float) -> Generator[simpy.Event, None, None]:
-        """Wait until the engine can go on. The engine ran up to `until_s` or less far; `outcome` says why it
-        returned.
-        """
+        """Wait until the engine can go on. It was allowed to run up to `until_s`; `outcome` says why it returned."""
         driver, environment = self.driver, self._environment
         if outcome == IDLE:
             yield from self.await_request() if self._lockstep is None else self._lockstep.rest(self)
@@ -271,7 +273,7 @@ class ServerProcess:
         self._num_answered = engine.state.num_ended
 
     def _set_first_uses(self) -> None:
-        """Mark the steps of the new static batch that need a kernel which was not loaded before."""
+        """Mark the steps of the new static batch that need a GPU kernel which their process has not loaded yet."""
         engine, kernels = self.driver.engine, self._kernels
         batch = engine.rectangle
         num_steps = int(batch.num_steps)

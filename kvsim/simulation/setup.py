@@ -87,7 +87,7 @@ class Setup:
     refused: npt.NDArray[np.bool_]
     """bool[requests]: True for requests that could never be served."""
     rows: range
-    """Row in the workload of all servers, for each request of this setup."""
+    """`rows[i]` is the row in the fleet's whole workload of request `i` of this setup."""
 
     @classmethod
     def of(
@@ -131,7 +131,7 @@ class Setup:
 
     @property
     def num_units(self) -> int:
-        """Number of units in the pool."""
+        """Number of units in the pool, which every policy has during a simulation."""
         assert self.pool.num_units is not None
         return self.pool.num_units
 

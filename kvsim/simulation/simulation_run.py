@@ -52,8 +52,8 @@ from kvsim.simulation.sources import (
     ClosedLoop,
     Conversations,
     KnownInAdvance,
-    OneServersUsers,
     OpenLoop,
+    SingleServerUsers,
     Source,
     Users,
 )
@@ -68,7 +68,8 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
     """Run `workload` to its end and return the recording.
 
     Args:
-        workload: the requests; the policy does not know their `output_tokens` (but see `Reserve`).
+        workload: the requests. A policy does not know their `output_tokens`, except with `Reserve.POW2` and
+            `Reserve.ORACLE`.
         policy: the rules that schedule requests and allocate memory.
         machine: the GPU, the model, the memory and the step times.
         options: see `Options`.
@@ -123,7 +124,7 @@ class SimulationRun:
     """Simulation of a workload on one server, or on several servers with one router."""
 
     _num_ended = 0
-    """Number of ended requests, over all servers, in the last call of the progress callback."""
+    """Number of ended requests of all servers that the last call of the progress callback reported."""
 
     def __init__(
         self,
@@ -178,7 +179,9 @@ class SimulationRun:
 
     @property
     def idle_steps(self) -> tuple[int, ...]:
-        """Number of steps without a batch of each rank; empty if ranks do not wait for each other."""
+        """For each data-parallel rank, the number of steps in which it had no batch. It is empty if ranks do not wait
+        for each other.
+        """
         return tuple(number for lockstep in self.locksteps for number in lockstep.num_idle_steps)
 
     def finish(self) -> list[Measured]:
@@ -217,17 +220,17 @@ class SimulationRun:
         times = self.setup.machine.step_time
         if not isinstance(times, RankTimes):
             return []
-        agreed_every = steps_between_syncs(release_of(self.setup.base))
-        return [WaitingRanks(self._environment, times, agreed_every) for _ in range(num_servers)]
+        check_interval_steps = steps_between_syncs(release_of(self.setup.base))
+        return [WaitingRanks(self._environment, times, check_interval_steps) for _ in range(num_servers)]
 
     def _source(self, num_engines: int, dispatcher: Dispatcher, sample_s: Sequence[float]) -> Source:
         """Return the source that sends the requests to the servers; the options and the workload decide which one."""
         # Sessions of turns                      -> Conversations
         # max_concurrency and arrival times      -> ClosedLoop in which no request is sent before it arrives
         # Neither users nor max_concurrency      -> KnownInAdvance for one server, OpenLoop for several
-        # Users, or max_concurrency where all    -> OneServersUsers if one server can send their requests to itself,
+        # Users, or max_concurrency where all    -> SingleServerUsers if one server can send their requests to itself,
         #   requests arrive at once                 ClosedLoop otherwise
-        # KnownInAdvance and OneServersUsers are fast: the engine never returns to SimPy for the next request.
+        # KnownInAdvance and SingleServerUsers are fast: the engine never returns to SimPy for the next request.
         setup, workload = self.setup, self.setup.workload
         users, most, turns = _users(setup.options), _max_concurrency(setup.options), workload.turns
         is_alone = num_engines == 1 and self.store is None
@@ -243,7 +246,7 @@ class SimulationRun:
             return KnownInAdvance(sample_s, self.samples) if is_alone else OpenLoop(workload.arrival_s, dispatcher)
         begin_at_once = users.per_s == math.inf
         if is_alone and begin_at_once and not setup.refused.any() and not isinstance(setup.base, Static):
-            return OneServersUsers(users)
+            return SingleServerUsers(users)
         return ClosedLoop(len(workload), users, dispatcher)
 
     def _replica(

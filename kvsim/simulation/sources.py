@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol):
-    """Sends the requests of a workload."""
+    """Sender of the requests of a workload: by the clock, or by users who wait for answers."""
 
     @property
     def awaits_answers(self) -> bool:
@@ -82,7 +82,7 @@ class Users:
         return user / self.per_s
 
 
-class OneServersUsers:
+class SingleServerUsers:
     """Users of a single server who all begin at once. The engine itself sends their next requests, at each answer."""
 
     awaits_answers = False
@@ -111,7 +111,7 @@ class OpenLoop:
         self._next_s = 0.0
 
     def start(self, environment: simpy.Environment, servers: Sequence[ServerProcess]) -> None:
-        """Begin to send to `servers`."""
+        """Send each request to one of `servers` at its arrival."""
         environment.process(self._run(environment, servers))
 
     def horizon_s(self) -> float:
@@ -132,11 +132,10 @@ class OpenLoop:
         self._next_s = math.inf
 
     def _moments(self) -> Iterator[tuple[int, float, bool]]:
-        """Yield, in order of time, a row of the workload, a time in seconds, and True for a look-up or False for an
-        arrival.
+        """Yield arrivals and look-ups in order of time: row of the workload, time in seconds, True for a look-up.
 
-        At a look-up, the dispatcher reads the prefix caches, `lag_s` seconds before the request arrives. Without a lag
-        there are no look-ups.
+        A router may see prefix hits that are `lag_s` seconds old. Then the hits of a request are looked up `lag_s`
+        seconds before it arrives, but not before second 0. If `lag_s` is 0, there are no look-ups.
         """
         lag_s, num_looked = self._dispatcher.lag_s, 0
         for row, arrival_s in enumerate(self._arrival_s):
@@ -149,7 +148,8 @@ class OpenLoop:
 class ClosedLoop:
     """Users who each send a request, wait for its end, think, and send the next unsent request of the workload.
 
-    With `arrival_s`, no request is sent before it arrives. This models clients with a limit of concurrent requests.
+    With `arrival_s`, no request is sent before its time in `arrival_s`. This models clients that limit the number of
+    concurrent requests.
     """
 
     awaits_answers = True
@@ -214,7 +214,9 @@ class Conversations:
         self._num_awaited = turns.num_awaited()
         """Number of turns that each turn still waits for."""
         self._ready_s = [0.0] * len(turns)
-        """Earliest time in seconds of each turn: the latest end of a turn before it, plus the pause between them."""
+        """Earliest time in seconds at which each turn may be sent: the end of the last ended turn that it waits for,
+        plus the pause. It is 0 while none of these turns has ended.
+        """
         self._num_left = np.bincount(turns.session).tolist()
         """Number of turns of each session that have not ended."""
         self._dispatcher = dispatcher

@@ -22,7 +22,9 @@ CAPACITY = "prefix_store_blocks"
 
 
 class _Row(NamedTuple):
-    """A row of `Transfers`, without the columns that are -1 for loads from a store and for writes to it."""
+    """Row of `Transfers` for a load from a store or a write to it. Columns of `Transfers` that are -1 for both are left
+    out.
+    """
 
     kind: TransferKind
     request: int
@@ -41,9 +43,10 @@ def store_transfers(
     """Return the transfers of one server: first its loads from the prefix store, then its writes to it.
 
     Args:
-        rows: rows of the server's requests in the workload, in order.
-        loads: the server's loads, in order.
-        writes: writes of all servers, in order. A key is the request's row in the workload, counted from 1.
+        rows: rows of the server's requests in the fleet's whole workload, in the order of its recording.
+        loads: the server's loads, in the order in which they began.
+        writes: writes of all servers, in the order in which they ended. A key is the request's row in the workload,
+            counted from 1.
         unit_tokens: tokens of a block.
     """
     place = {row + 1: request for request, row in enumerate(rows.tolist())}
@@ -85,7 +88,7 @@ class _LoadedPrompt(NamedTuple):
     """
 
     from_s: float
-    """Earliest time of the decision: the begin of the last step before the blocks are allocated."""
+    """Earliest time of the decision: the begin of the step before the one that allocates the blocks."""
     until_s: float
     """Latest time of the decision: the begin of the step that allocates the blocks."""
     file: Path
@@ -99,8 +102,8 @@ class _LoadedPrompt(NamedTuple):
 def check_loads(servers: Sequence[tuple[Path, Recording]]) -> int:
     """Check that the prefix store held each block when a server decided to load it; return the number of loaded blocks.
 
-    The contents of the store follow from the writes of all servers: they are put into an empty store in their order.
-    The result is 0 for a fleet without a store.
+    To know the contents of the store at any time, the writes of all servers are put into an empty store, in the order
+    in which they ended. The result is 0 for a fleet without a store.
 
     Args:
         servers: the recordings of all servers of a fleet, with their folders.
@@ -152,9 +155,9 @@ def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:
 
 
 def _keys(recording: Recording, transfers: Transfers, row: int) -> list[int]:
-    """Return the block keys of the prompt in `row` of `transfers`, up to the last transferred block.
+    """Return the keys of the prompt's blocks for the transfer in `row`, up to the last transferred block.
 
-    The key of a block is the last of its prompt hashes.
+    A block covers one or more prompt hashes. The last of them is its key.
     """
     per_block = recording.meta.pool.unit_tokens // recording.meta.hash_block_size
     hashes = recording.requests.prompt_hashes[transfers.request[row]]

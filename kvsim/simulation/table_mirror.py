@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Content(NamedTuple):
-    """Slots of one block by state: as one table that lists the block counts them, or as all such tables together do."""
+    """Numbers of slots of one block by state, as seen from one block table or from all tables that list the block."""
 
     written: int
     expired: int

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class WaitingRanks:
     """The data-parallel ranks of one server. For every step, each rank calls either `meet` or `rest` once."""
 
-    def __init__(self, environment: simpy.Environment, times: RankTimes, agreed_every: int) -> None:
-        """`times` are the step times. Every `agreed_every` steps, the ranks check whether any has requests left."""
+    def __init__(self, environment: simpy.Environment, times: RankTimes, check_interval_steps: int) -> None:
+        """`times` are the step times. Every `check_interval_steps` steps, the ranks check whether any has requests."""
         self.ranks: Sequence[ServerProcess] = ()
         self.num_steps = 0
         """Number of steps so far. All ranks take part in each step, idle ranks included."""
         self.num_idle_steps: list[int] = [0] * times.num_ranks
         """Number of steps in which each rank took part without a batch."""
-        self._environment, self._times, self._agreed_every = environment, times, agreed_every
+        self._environment, self._times, self._check_interval_steps = environment, times, check_interval_steps
         self._awake = False
         self._num_since_waking = 0
         self._free_s = 0.0
@@ -41,8 +41,8 @@ class WaitingRanks:
     def meet(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
         """Take part in a step with the batch that `rank` has scheduled; return when all ranks have taken part.
 
-        If all ranks sleep and `rank` has no requests, return at once: the engine has only processed that another server
-        read its blocks.
+        If all ranks sleep and `rank` has no requests, return at once, without a step. This happens when the scheduler
+        ran only to release blocks that another server has read.
         """
         shape, begin_s = rank.driver.last_step()
         has_batch = shape.num_tokens > 0
@@ -89,7 +89,7 @@ class WaitingRanks:
         let all sleep instead.
         """
         met, self._met = [self._met[number] for number in range(len(self.ranks))], {}
-        if self._num_since_waking % self._agreed_every == 0 and not any(step.has_requests for step in met):
+        if self._num_since_waking % self._check_interval_steps == 0 and not any(step.has_requests for step in met):
             self._awake = False
             return
         self._num_since_waking += 1

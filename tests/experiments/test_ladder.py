@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvsim.errors import RecordingError
-from kvsim.experiments.rungs import KEY, Climbed, at_once, climb, rung_recordings, rungs, with_ample_memory
+from kvsim.experiments.rungs import KEY, RungResult, at_once, climb, rung_recordings, rungs, with_ample_memory
 from kvsim.plots.ladder_gains import ladder
 from kvsim.policies import Contiguous
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings
@@ -113,7 +113,7 @@ def test_other_recordings_are_no_ladder(workload: Workload, make_machine: Callab
 
 
 def test_a_rung_as_a_document_says_both_factors() -> None:
-    rung = Climbed(
+    rung = RungResult(
         name="pages", change="", tokens_per_s=10, ample_tokens_per_s=20, mean_batch=2, duration_s=1, preemptions=0,
         gain=6, memory_gain=3,
     )  # fmt: skip

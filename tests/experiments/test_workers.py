@@ -76,7 +76,7 @@ def test_a_batch_is_as_long_as_its_calls_allow_and_shorter_towards_the_end() -> 
     sent = list(batches.take(2))
     assert sent == [(one, {"0": 0}), (one, {"1": 1})], "nothing is known of how long they take"
     assert batches.under_way == {"0", "1"}
-    batches.came_back([("0", None), ("1", None)], 0.2)
+    batches.add_results([("0", None), ("1", None)], 0.2)
     assert not batches.under_way
     while found := list(batches.take(1)):
         sent += found

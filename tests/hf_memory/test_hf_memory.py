@@ -139,7 +139,7 @@ def test_memory_given_back_between_batches_is_asked_for_again(granite: Model) ->
 
 def test_a_least_length_costs_copies_of_all_logits(granite: Model) -> None:
     batch = [Batch(rows=500, prompt_width=1, new_tokens=3)]
-    plain, asked = (generate_memory(granite, batch, least_length=asked) for asked in (False, True))
+    plain, asked = (generate_memory(granite, batch, has_min_new_tokens=asked) for asked in (False, True))
     single = 500 * granite.vocab_size * 4
     assert asked.allocated_bytes[-1] - plain.allocated_bytes[-1] == pytest.approx(single, rel=0.005)
     recording = read(find("hf-h200-granite-350m-batch500"))
@@ -181,7 +181,7 @@ def test_every_large_tensor_is_the_recorded_one_in_the_recorded_order(
     monkeypatch.setattr(CachingAllocator, "free", watched_free)
     generate_memory(granite, [], workspace_bytes=WORKSPACE_BYTES)
     simulated.clear()
-    generate_memory(granite, [Batch(rows=64, prompt_width=121, new_tokens=6)], least_length=True)
+    generate_memory(granite, [Batch(rows=64, prompt_width=121, new_tokens=6)], has_min_new_tokens=True)
     workspace = [number for number, event in enumerate(simulated) if event[2] == WORKSPACE_BYTES]
     assert _numbered(simulated[workspace[0] + 1 :]) == recorded
     assert len(recorded) == 3286

@@ -82,12 +82,12 @@ def test_every_request_is_answered_and_steps_of_ranks_end_together(policy: Paged
 
 def test_ranks_sleep_when_none_has_requests_for_as_many_steps_as_the_release_says() -> None:
     """One request: the other rank takes part in every step; then both idle until they agree."""
-    for policy, agreed_every in ((POLICY, 16), (OLD, 32)):
+    for policy, check_interval_steps in ((POLICY, 16), (OLD, 32)):
         recordings, fleet = serve(requests(1), policy)
         [busy] = [number for number, each in enumerate(recordings) if len(each.requests)]
         num_steps = len(recordings[busy].steps)
-        together = -(-num_steps // agreed_every) * agreed_every
-        assert fleet.idle_steps[1 - busy] in (together, together + agreed_every)
+        together = -(-num_steps // check_interval_steps) * check_interval_steps
+        assert fleet.idle_steps[1 - busy] in (together, together + check_interval_steps)
         assert fleet.idle_steps[busy] == fleet.idle_steps[1 - busy] - num_steps
 
 

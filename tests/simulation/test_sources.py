@@ -22,7 +22,7 @@ from kvsim.policies.routers import ROUTE_NAMES, RoutedRequest, RoutedServer, Rou
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation.dispatch import Dispatcher
 from kvsim.simulation.server import ServerProcess
-from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OneServersUsers, OpenLoop, Users
+from kvsim.simulation.sources import ClosedLoop, KnownInAdvance, OpenLoop, SingleServerUsers, Users
 
 from ..engine.by_hand import demand_of
 
@@ -111,7 +111,7 @@ def test_users_of_one_server_may_be_told_of_in_advance(
 ) -> None:
     who = Users(number=users, think_s=think_s)
     [asked] = serve(requests, ClosedLoop(len(requests), who, dispatcher("shortest")), 1, answers=True)
-    [known] = serve(requests, OneServersUsers(who), 1, answers=False)
+    [known] = serve(requests, SingleServerUsers(who), 1, answers=False)
     for name in ("arrival_s", "arrival_seq", "first_scheduled_s", "first_token_s", "finished_s"):
         ours, theirs = (column(server.driver.engine.times, name)[1:] for server in (known, asked))
         np.testing.assert_array_equal(ours, theirs, err_msg=name)

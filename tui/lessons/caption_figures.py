@@ -36,7 +36,7 @@ from .request_figures import layer_figures, request_figures
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kvsim.experiments.rungs import Climbed
+    from kvsim.experiments.rungs import RungResult
     from kvsim.metrics.fleet_totals import FleetTotals
 
     from ..facts.step_cost import StepCost
@@ -59,7 +59,7 @@ class Figures:
         session: Session,
         others: Mapping[str, Session],
         cost: StepCost,
-        ladder: Callable[[], Sequence[Climbed]],
+        ladder: Callable[[], Sequence[RungResult]],
         found: Callable[[], Sequence[tuple[int, Sequence[float]]]],
         fleets: Mapping[str, FleetTotals] | None = None,
         remedies: Callable[[], Sequence[Remedied]] = tuple,
@@ -270,7 +270,7 @@ class Figures:
         return None
 
     @staticmethod
-    def _rung(rung: Climbed) -> dict[str, str]:
+    def _rung(rung: RungResult) -> dict[str, str]:
         return {
             "tokens_per_s": f"{rung.tokens_per_s:,.0f}",
             "ample": f"{rung.ample_tokens_per_s:,.0f}",

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from kvsim.experiments.rungs import Climbed
+    from kvsim.experiments.rungs import RungResult
     from kvsim.metrics.fleet_totals import FleetTotals
 
     from ..look.states import Symbols
@@ -142,7 +142,7 @@ def holders(session: Session, width: int, symbols: Symbols, height: int) -> Line
     return lines
 
 
-def ladder(climbed: Sequence[Climbed], width: int, symbols: Symbols, height: int) -> Lines:
+def ladder(climbed: Sequence[RungResult], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the throughput of each server of a ladder as a bar. Each one has one improvement more than the one before.
 
     A bar has its gain and, if `height` has room, its cost and a gap.
@@ -176,7 +176,9 @@ def _rung_name(rung: str) -> str:
     return {"static": "static batches", "contiguous": "contiguous memory", "paged": "paged memory"}.get(rung, rung)
 
 
-def memory(climbed: Sequence[Climbed], sessions: Sequence[Session], width: int, symbols: Symbols, height: int) -> Lines:
+def memory(
+    climbed: Sequence[RungResult], sessions: Sequence[Session], width: int, symbols: Symbols, height: int
+) -> Lines:
     """Draw two bars for each of the servers 2 to 4 of a ladder: tokens a second with the lesson's memory, and with
     memory for all requests.
 

@@ -30,7 +30,7 @@ from .toml_table import LessonError
 from .training_rows import TrainingRows
 
 if TYPE_CHECKING:
-    from kvsim.experiments.rungs import Climbed
+    from kvsim.experiments.rungs import RungResult
     from kvsim.metrics.fleet_totals import FleetTotals
     from kvsim.policies import Policy
     from kvsim.recording.model import Recording
@@ -86,7 +86,7 @@ class Guided:
         else:
             self.sessions = [Session(recordings[0])]
         self.player = self.comparison.player if self.comparison else self.sessions[0].player
-        self._climbed: list[Climbed] = []
+        self._climbed: list[RungResult] = []
         self._tried: list[run_drawings.Remedied] = []
         self._found: list[tuple[int, list[float]]] = []
         captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
@@ -253,7 +253,7 @@ class Guided:
         link: dict[str, Any] = dict(host_link(card_of(self.lesson.gpu)))
         return replace(policy, cache=replace(policy.cache, **link))
 
-    def climb(self) -> list[Climbed]:
+    def climb(self) -> list[RungResult]:
         """Return the rungs of the ladder for the lesson's requests, machine and limits."""
         if not self._climbed:
             policies = [run.policy for run in self.lesson.runs]
