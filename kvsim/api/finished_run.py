@@ -52,8 +52,10 @@ class Run(Recording):
 
     @property
     def turns(self) -> SessionTurns:
-        """Table with a row per request, which is a turn of a session: the tokens of its history, how many of them were
-        prefix hits or computed again, and the evictions that caused the recomputation.
+        """Table with a row per request, which is a turn of a session.
+
+        The columns tell how many tokens its history has, how many history tokens were prefix hits or computed again,
+        and which evictions caused the recomputation.
 
         Raises:
             RecordingError: the requests are no turns of sessions.

@@ -140,7 +140,7 @@ def _watch_metrics(
 def _watch_events(
     tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool
 ) -> bool:
-    """Watch a publisher of events; return True if `output` was written."""
+    """Watch a server that publishes kvsim's events; return True if `output` was written."""
     from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 

@@ -180,7 +180,10 @@ def figure_rows(runs: Sequence[SideRun]) -> list[tuple[str, ...]]:
 
 
 def sentence_on(flag: str, runs: Mapping[str, SideRun]) -> str:
-    """Describe the largest changes from the first of two runs to the second. With more runs, name the best run."""
+    """Describe the largest changes from the first of two runs to the second. With more runs, name the best run.
+
+    `flag` is the flag in which the runs differ; empty if their servers differ.
+    """
     sides = list(runs.values())
     moved = [name for name, figure in _FIGURES.items() if figure.words and _moves(name, sides)]
     named = sorted(moved, key=lambda name: -_spread(name, sides))[:_MOST_NAMED]

@@ -91,7 +91,7 @@ def command(
     Limits that are not given are those of vllm serve; with --policy radix, those of sglang.launch_server. Every change
     in the answer was simulated with the same requests, repeated until the output rate is steady.
 
-    With a range such as --load 1x..4x, the answer is for the load at the begin of the range (1x). A table shows how
+    With a range such as --load 1x..4x, the answer is for the load at the start of the range (1x). A table shows how
     many servers the load needs at four multiples in the range.
 
     kvsim fit --model Llama-3.1-70B-Instruct --gpu H100 --tensor-parallel-size 4 --users 128 --prompt-tokens 1000
@@ -131,7 +131,7 @@ class _Findings(NamedTuple):
     undrafted: Answer | None
     """Answer for the server without speculative decoding; None if the server has none anyway."""
     multiples: Sequence[float]
-    """Factors on the load for which servers are counted; empty for a single load."""
+    """Multiples of the load for which the needed servers are counted; empty for a single load."""
     growth: Sequence[Grown]
 
 

@@ -40,7 +40,7 @@ _NOT_SEARCHED = {
         **_SINGLE_RUN_FLAGS,
     },
 }
-"""By policy: the flags that `kvsim fit` does not accept, each with the advice that is printed."""
+"""Flags that `kvsim fit` does not accept, by policy. The value of a flag is the advice that is printed."""
 
 
 def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:

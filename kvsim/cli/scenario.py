@@ -45,7 +45,7 @@ class Scenario:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of KV cache on one GPU. With pipeline stages, the sum over the stages, with one GPU of each."""
+    """Bytes of KV cache on one GPU. With pipeline stages, the sum for one GPU of each stage."""
     block_size: int
     """Number of tokens in a block of a paged cache."""
     max_model_len: int

@@ -1,6 +1,6 @@
 """Experiments of several runs.
 
-rungs        ablation: the same requests served in eight ways; each way changes one setting of the way before
+rungs        ablation: the same requests served in eight ways, each with one more feature of an engine
 bands        sensitivity of figures to the error of the step times
 recorded_run policy, memory and requests of a recording, to simulate it again
 validation   simulation of a recording's requests, compared with the measurements

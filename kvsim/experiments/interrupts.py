@@ -10,7 +10,7 @@ from multiprocessing import resource_tracker
 
 @contextmanager
 def interrupted_later() -> Iterator[None]:
-    """Delay Ctrl-C until the end of the `with` block; on Windows, do nothing.
+    """Hold Ctrl-C back until the end of the `with` block; on Windows, do nothing.
 
     Threads and processes that are started in the block still ignore Ctrl-C after its end.
     """

@@ -19,7 +19,11 @@ Result = TypeVar("Result")
 
 @contextmanager
 def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
-    """Yield the Dask cluster at address `scheduler`; empty starts one on this machine with `num_jobs` processes."""
+    """Yield workers on the Dask cluster at address `scheduler`; if it is empty, start a cluster on this machine.
+
+    `num_jobs` is the number of calls at a time, and of processes of a cluster that is started. If it is -1, all threads
+    of the cluster are used, or all cores of this machine.
+    """
     with ExitStack() as stack:
         if scheduler:
             client = stack.enter_context(Client(scheduler, set_as_default=False))
@@ -52,7 +56,7 @@ class DaskWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Implement `Workers.results`: send batches of calls as Dask tasks, and yield results as batches end."""
+        """Send batches of calls as Dask tasks, and yield results as batches end; see `Workers.results`."""
         client, num_threads = self._client, sum(self._client.nthreads().values())
         batches = Batches(tasks, num_threads)
         shared = {number: self._held(value) for number, value in batches.shared()}

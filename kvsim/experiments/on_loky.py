@@ -43,7 +43,7 @@ class LokyWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Implement `Workers.results`: send batches of calls to the processes, and yield results as batches end."""
+        """Send batches of calls to the processes, and yield results as batches end; see `Workers.results`."""
         # joblib starts all workers at once, even without work for each.
         at_a_time = max(1, min(effective_n_jobs(self._num_jobs), len(tasks)))
         # With one job, joblib would compute in this process; with two workers and one call sent, it does not.

@@ -59,7 +59,7 @@ class RayWorkers:
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Implement `Workers.results`: send batches of calls to the actors, and yield results as batches end."""
+        """Send batches of calls to the actors, and yield results as batches end; see `Workers.results`."""
         number = min(self._number, len(tasks))
         batches = Batches(tasks, number)
         shared = {number: ray.put(value) for number, value in batches.shared()}

@@ -1,9 +1,8 @@
-"""Ablation as a ladder: the same requests served in several ways (rungs), from one at a time to continuous batching.
+"""Ablation as a ladder: the same requests served in several ways (rungs), each with one more feature of an engine.
 
-Each rung changes one setting of the rung below it. Every rung runs twice: with the given memory, and with ample memory,
-which is enough for all requests. The gain of a rung is its throughput divided by the throughput of the rung below. It
-is the product of two factors. The speed factor is the ratio of the throughputs with ample memory. The memory factor is
-the gain divided by the speed factor.
+Every rung runs twice: with the given memory, and with ample memory, which is enough for all requests. The gain of a
+rung is its throughput divided by the throughput of the rung below. It is the product of two factors. The speed factor
+is the ratio of the throughputs with ample memory. The memory factor is the gain divided by the speed factor.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class Point:
     policy: AnyPolicy
     machine: Machine
     refuse_misfits: bool = False
-    """True to refuse requests that could never be served; otherwise the point becomes a row with an error."""
+    """True to leave out requests that could never be served. If False, with such a request the row has an error."""
     check: bool = False
     """True to verify at every step that all slots are accounted for."""
 

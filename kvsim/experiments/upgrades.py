@@ -39,9 +39,7 @@ class FirstDifference:
     """First decision in which the runs with two releases differ."""
 
     step: int
-    """Number of the step to which the decision belongs: the step that was being scheduled, or if the decision came
-    after a step was scheduled, that step.
-    """
+    """Number of the step that the decision schedules; for any other decision, of the last step scheduled before it."""
     at_s: float
     decisions: Difference
     """The decision in both runs. In its lines, `recorded` is of the older release, and `simulated` of the newer one."""
@@ -84,9 +82,7 @@ class Upgrade:
     first: FirstDifference | None
     """First decision that differs between the releases; None if none does."""
     differs_from: Mapping[str, int]
-    """First step in which a kind of decision differs, as a number of the step by kind; without the kinds that never
-    differ.
-    """
+    """Number of the first step in which a kind of decision differs, by kind. Kinds that never differ are left out."""
     num_other: Mapping[str, int]
     """Number of requests for which a figure differs, by figure: "preemptions", "cached_tokens" (prefix hits) or
     "ttft_s" (by more than 1 %). Empty if the releases served different numbers of requests.
@@ -220,8 +216,8 @@ class _Simulated:
         return int(timeline.row[steps[-1]]) if len(steps) else 0
 
     def steps_that_differ(self, other: _Simulated) -> dict[str, int]:
-        """Return the number of the first step that differs, for each kind of decision that differs, in
-        ascending order.
+        """Return, by kind of decision, the number of the first step in which it differs, in ascending order of steps.
+        Kinds that never differ are left out.
         """
         found = {}
         for name, ours in self._kinds().items():

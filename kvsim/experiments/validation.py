@@ -231,7 +231,7 @@ def matching_profile(recording: Recording) -> Profile:
 
 
 def _front_end_words(recording: Recording) -> str:
-    """Say how long requests took from being sent to reaching the engine, a time that is not simulated.
+    """Describe how long requests took from being sent to reaching the engine, a time that is not simulated.
 
     The text is empty if this time is unknown, or if no HTTP server was between the client and the engine.
     """

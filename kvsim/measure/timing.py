@@ -18,7 +18,7 @@ _LONG_CALL_S = 2e-3
 """If one call takes more seconds than this, the captured graph has a single call."""
 
 _LAUNCHES_S = 1.5
-"""Seconds for which launches are repeated: long enough that other processes do not slow down all of them."""
+"""Seconds for which launches are repeated. In this time, other processes do not slow down every launch."""
 _LAUNCHES = 400
 
 

@@ -70,8 +70,8 @@ class Fleet(NamedTuple):
     num_ranks: int = 1
     """Number of data-parallel ranks of each server. With several, `servers` has an entry for each rank."""
     idle_steps: tuple[int, ...] = ()
-    """For each data-parallel rank, the number of steps in which it had no batch; empty if ranks do not wait for each
-    other.
+    """Number of steps in which a data-parallel rank had no batch, one entry per rank; empty if ranks do not wait for
+    each other.
     """
     store: StoreTotals | None = None
     """Block counts of the prefix store that all servers share; None without a store."""

@@ -83,7 +83,7 @@ def check_encoder(engine: Engine) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Return the number of slots in each state. Held slots are counted afresh, over all blocks, pages, units or
+    """Return the number of slots in each state. Held slots are counted again, over all blocks, pages, units or
     extents.
     """
     if driver.engine.memory in OF_SGLANG:

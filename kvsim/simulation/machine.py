@@ -29,7 +29,7 @@ class Machine:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over the stages, with one GPU of each."""
+    """Bytes of the KV cache on one GPU. With pipeline stages, the sum for one GPU of each stage."""
     step_time: StepTimeModel
     max_model_len: int | None = None
     """Maximum tokens of a sequence for policies without a limit of their own. None: the model's limit."""
@@ -43,8 +43,8 @@ class Machine:
         )
 
     def limited(self, policy: AnyPolicy) -> Policy:
-        """Return `policy`, or if it is a custom policy, the built-in policy on which it is based. Limits that are None
-        in the policy get the engine's defaults for this machine.
+        """Return `policy`, or if it is a custom policy, the built-in policy on which it is based. Limits that a policy
+        other than `Radix` leaves out get vLLM's defaults for this machine.
         """
         defaults = EngineDefaults.of("llm", self.gpu, release_of(base_of(policy)))
         return limited(policy, self.max_sequence_tokens, defaults)

@@ -265,7 +265,7 @@ class PrefillDecodeRouter:
         return ended_s
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Do nothing: this router sent the request itself."""
+        """Ignore the request, because this router sent it itself."""
 
     def process_transfers(self, server: ServerProcess) -> None:
         """Report to prefill servers the blocks that a decode server has read, so that they are released.
@@ -306,7 +306,9 @@ class PrefillDecodeRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Substitute for a server in `Source`. Its `send` passes a request through a prefill and a decode server."""
+    """Object that a source of requests gets in place of a server. `send` passes a request through a prefill and a
+    decode server.
+    """
 
     send: Callable[[int, float], simpy.Event]
 

@@ -131,7 +131,7 @@ class Setup:
 
     @property
     def num_units(self) -> int:
-        """Number of units in the pool, which every policy has during a simulation."""
+        """Number of units in the pool. In a simulation, every policy has a pool."""
         assert self.pool.num_units is not None
         return self.pool.num_units
 

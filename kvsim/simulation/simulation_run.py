@@ -179,7 +179,7 @@ class SimulationRun:
 
     @property
     def idle_steps(self) -> tuple[int, ...]:
-        """For each data-parallel rank, the number of steps in which it had no batch. It is empty if ranks do not wait
+        """Number of steps in which a data-parallel rank had no batch, one entry per rank; empty if ranks do not wait
         for each other.
         """
         return tuple(number for lockstep in self.locksteps for number in lockstep.num_idle_steps)

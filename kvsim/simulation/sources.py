@@ -55,7 +55,7 @@ class KnownInAdvance:
             environment.process(self._sample(environment, server))
 
     def horizon_s(self) -> float:
-        """Return the time in seconds of the next sample; infinity after the last."""
+        """Return the time in seconds of the next sample of cached keys; infinity after the last."""
         return self._next_s
 
     def _sample(self, environment: simpy.Environment, server: ServerProcess) -> Generator[simpy.Event, None, None]:

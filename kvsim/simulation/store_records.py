@@ -157,7 +157,7 @@ def _loads(folder: Path, recording: Recording) -> Iterator[_LoadedPrompt]:
 def _keys(recording: Recording, transfers: Transfers, row: int) -> list[int]:
     """Return the keys of the prompt's blocks for the transfer in `row`, up to the last transferred block.
 
-    A block covers one or more prompt hashes. The last of them is its key.
+    A block covers one or more prompt hashes. Its key is the last of these hashes.
     """
     per_block = recording.meta.pool.unit_tokens // recording.meta.hash_block_size
     hashes = recording.requests.prompt_hashes[transfers.request[row]]
