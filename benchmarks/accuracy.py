@@ -15,7 +15,7 @@ from pages import with_rows
 from kvsim.calibration import calibrate_host
 from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import observe, observe_on
-from kvsim.calibration.predict import counted_errors
+from kvsim.calibration.predict import scaled_errors
 from kvsim.errors import UsageError
 from kvsim.experiments.validation import Validation, matching_profile, times_of, validate
 from kvsim.hardware import find_gpu
@@ -94,7 +94,7 @@ def machines(profiles: dict[str, Profile]) -> list[str]:
         times = profiles[names[0]].times
         recordings = [read(find(name)) for name in names]
         observed = [observe_on(card_of(find_gpu(item.meta.gpu)), item) for item in recordings]
-        pace = pace_of(observed, partial(counted_errors, times))
+        pace = pace_of(observed, partial(scaled_errors, times))
         hosts.setdefault(machine, []).append(pace.host)
         lines.append(
             f"| {model.rpartition('/')[2]} | {machine} | {how} | {len(names)} | {pace.host:.2f} | {pace.gpu:.3f} |"

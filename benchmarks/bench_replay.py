@@ -96,7 +96,7 @@ def test_what_a_step_of_the_interface_asks_for(benchmark: BenchmarkFixture, play
     def step() -> None:
         before = player.frame
         player.seek((before + 1) % player.num_frames)
-        player.slots(player.touched(before, player.frame))
+        player.slots(player.changed_units(before, player.frame))
 
     benchmark(step)
 

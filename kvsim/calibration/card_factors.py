@@ -1,8 +1,9 @@
-"""Factors by which the GPU and the host of a machine are slower than its card predicts.
+"""Factors by which the GPU and the host of a machine are slower than its machine card predicts.
 
-Only three factors are fitted, not the thirty coefficients of step times. So a fit to recordings of one model is valid
-for every model on the machine. The fit matches the total time of each kind of step, because throughput depends on
-means. A robust fit would match medians, and so predict too little time for a host with occasional stalls.
+Only three factors are fitted, not the thirty coefficients of step times: "gpu", "host", and "woken" for the cost of a
+host that sleeps between steps. So a fit to recordings of one model is valid for every model on the machine. The fit
+matches the total time of each kind of step, because throughput depends on means. A robust fit would match medians, and
+so predict too little time for a host with occasional stalls.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ from kvsim.steptime.reduction import never_asleep, on_machine
 from kvsim.steptime.roofline import Roofline
 
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
-"""Standard deviation of each factor around 1. It keeps a factor near 1 if the recordings do not determine it. "woken"
-is the factor on the cost of a host that sleeps between steps.
+"""Standard deviation of each factor around 1. It keeps a factor near 1 if the recordings do not determine it.
 
 On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the time on the card, and the cost of
-sleeping was 0.75 to 1.1 times the usual cost.
+sleeping was 0.75 to 1.1 times the cost that `kvsim.steptime.reduction` assumes.
 """
-_COUNTS = 0.025
-"""Relative error of one kind of step that weighs in the fit as much as one standard deviation of a factor."""
-_REACH = float(np.log(4.0))
-"""Natural logarithm of the largest factor that is tried."""
+_ERROR_SCALE = 0.025
+"""Relative error of one kind of step that weighs in the fit as much as a factor one standard deviation away from 1."""
+_LARGEST_LOGARITHM = float(np.log(4.0))
+"""Natural logarithm of the largest factor that is tried. The smallest factor is the inverse of the largest."""
 _STALL_PERCENTILE = 99.8
 """Percentile of absolute errors. Steps with a larger error count as stalls and are ignored."""
 
@@ -88,10 +88,11 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
             for share in _missed(times_with(trial), replace(item, offload_s=trial["host"] * item.offload_s))
         ]
         unusual = np.asarray(logarithms) / list(_USUAL.values())
-        return np.concatenate([np.array(missed) / _COUNTS, unusual])
+        return np.concatenate([np.array(missed) / _ERROR_SCALE, unusual])
 
     start = np.zeros(len(_USUAL))
-    return factors(least_squares(residuals, start, bounds=(-_REACH, _REACH), diff_step=1e-2).x)
+    bounds = (-_LARGEST_LOGARITHM, _LARGEST_LOGARITHM)
+    return factors(least_squares(residuals, start, bounds=bounds, diff_step=1e-2).x)
 
 
 def _missed(times: Roofline, item: Observed) -> list[float]:
@@ -102,7 +103,7 @@ def _missed(times: Roofline, item: Observed) -> list[float]:
     square root of the kind's share of the total time.
     """
     predicted, duration = predict(times, item), step_durations(item)
-    error, by_host = predicted.end_s - item.end_s, predicted.launch >= 0
+    error, by_host = predicted.end_s - item.end_s, predicted.awaited_launch >= 0
     usual = np.abs(error) <= np.percentile(np.abs(error), _STALL_PERCENTILE)
     tokens, prompt = np.asarray(item.shape.num_tokens), np.asarray(item.shape.num_prefill_tokens) > 0
     captured = tokens <= times.max_captured_tokens

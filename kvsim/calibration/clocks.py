@@ -23,7 +23,9 @@ _PARTS = 8
 _ENOUGH_STEPS = 5
 """Smallest number of steps of a part from which the host's speed in this part is computed."""
 _CHANGING = 1.25
-"""Ratio of the host's times in the slowest part to the fastest part, above which its speed counts as changing."""
+"""Ratio of the host's largest to its smallest pace in the parts of a run, above which its speed counts as changing. A
+pace is recorded divided by predicted time.
+"""
 
 
 class ClockError(NamedTuple):
@@ -36,20 +38,20 @@ class ClockError(NamedTuple):
     error_percent: float
     """Predicted minus recorded time of the steps, in percent of the recorded time."""
     host_paces: tuple[float, ...] = ()
-    """Recorded time divided by predicted time of the steps, for each part of the run with enough steps; empty for the
-    GPU.
+    """Recorded divided by predicted time of the steps, for each part of the run with enough steps. A run has `_PARTS`
+    parts. Empty for the GPU.
     """
 
 
 def clock_errors(times: Roofline, observed: Observed) -> tuple[ClockError, ...]:
     """Return the errors of `times` for the steps that waited for the GPU, and for those that waited for the host.
 
-    A clock for which no step waited is left out. On several GPUs, a step whose launch by a worker process takes longer
-    than its kernels counts as waiting for the host.
+    If no step waited for one of these two clocks, it is left out. On several GPUs, a step whose launch by a worker
+    process takes longer than its kernels counts as waiting for the host.
     """
     predicted, lasted_s = predict(times, observed), step_durations(observed)
     error_s = predicted.end_s - observed.end_s
-    by_host = (predicted.launch >= 0) | _waits_for_worker(times, observed)
+    by_host = (predicted.awaited_launch >= 0) | _waits_for_worker(times, observed)
     return tuple(
         ClockError(
             clock,

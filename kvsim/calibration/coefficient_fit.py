@@ -48,12 +48,12 @@ _FITTED = {
     "hf-static": _GPU_COEFFICIENTS,
 }
 """Names of the fitted coefficients, by engine. All others keep their initial values."""
-READ_OFF = {
+RARE_EVENTS = {
     "hf-dynamic": {"new_kernel_s": "new_kernels"},
     "hf-static": {"new_shape_s": "new_shape", "new_kernel_s": "new_kernels"},
 }
-"""Coefficients for events that are too rare for a fit, each with the field of `StepShape` that counts the events; by
-engine.
+"""Coefficients for events that are too rare for a fit, by engine. Each coefficient has the name of the field of
+`StepShape` that counts its events.
 """
 _REACH = 6.0
 """Largest ratio of a fitted coefficient to its initial value. The smallest ratio is 1 / `_REACH`, except for
@@ -71,13 +71,16 @@ The divisors are the largest shares of the data sheet's peak that kernels reach.
 compensate an error in another one.
 """
 _ROUNDS = 3
-"""Number of iterations of one fit. Each fits the coefficients, then the paces of the machines, then `of_size_s`."""
+"""Number of iterations of one fit. Each fits the coefficients, then the pace of each machine (factors on its host and
+GPU times), and with vLLM the extra time of each captured graph size (`of_size_s`).
+"""
 _EVALUATIONS = 15
 """Largest number of evaluations of the model in one iteration of the fit."""
 _PRIOR_WEIGHT = 0.3
 """Weight in the fit that keeps a coefficient near its initial value if the recordings do not determine it."""
 _LIMITS = {"exposed_share": 0.5, "lone_share": 0.5, "shared_saving": 1.0}
-"""Largest values of shares. Above them, a step with more work could take less time."""
+"""Largest values of the coefficients that are shares of a time. Above them, a step with more work could take less time.
+"""
 
 
 def calibrate(
@@ -170,11 +173,13 @@ class _Fit:
         return _FITTED[self.engine]
 
     @property
-    def read_off(self) -> dict[str, str]:
-        return READ_OFF.get(self.engine, {})
+    def rare_events(self) -> dict[str, str]:
+        return RARE_EVENTS.get(self.engine, {})
 
     def bounds(self) -> tuple[list[float], float]:
-        """Return the smallest logarithm of each coefficient, and the largest of all."""
+        """Return the lower bound of the logarithm of each coefficient's ratio to `prior`, and the upper bound of all
+        these logarithms.
+        """
         reach, fastest = float(np.log(_REACH)), _FASTEST if self.engine == "vllm" else {}
         return [float(np.log(fastest[name])) if name in fastest else -reach for name in self.names], reach
 
@@ -189,8 +194,10 @@ class _Fit:
         return replace(before, **values)
 
     def errors(self, times: Roofline, item: Observed) -> FloatArray:
-        """Return the error of each step, divided by a usual error; 0 for first uses, whose costs are not fitted."""
-        scale_s = np.where(is_first_use(item, self.read_off), np.inf, error_scale_s(item))
+        """Return the error of each step, divided by its `error_scale_s`. It is 0 for a step with a first use, such as a
+        compilation, whose cost is not fitted.
+        """
+        scale_s = np.where(is_first_use(item, self.rare_events), np.inf, error_scale_s(item))
         return step_errors(machine_of(times, item), item) / scale_s
 
     def residuals(self, logarithms: FloatArray, observed: Sequence[Observed], before: Roofline) -> FloatArray:
@@ -216,7 +223,7 @@ def _fitted_times(observed: Sequence[Observed], prior: Roofline, engine: str) ->
     # Means are corrected last: what the loop fits changes them.
     times = with_mean_excess(times, observed)
     if engine != "vllm":
-        return with_first_uses(times, observed, fit.read_off)
+        return with_first_uses(times, observed, fit.rare_events)
     if not any(item.eager for item in observed):  # no recording shows launches without a compiled model
         times = replace(times, uncompiled_launch_s=times.eager_launch_s)
     return with_host_overheads(times, observed)
@@ -242,7 +249,8 @@ def _at_their_paces(
 def residual_of(observed: Observed, times: Roofline, without: Roofline | None = None) -> Residual:
     """Return the errors of `times` for the recording `observed`.
 
-    `without` has times that were fitted without this recording, whose mean error is added; None leaves it out.
+    `without` has times that were fitted without this recording. Their mean error becomes `held_out_percent`, which is
+    None if `without` is None.
     """
     mean_s = float(step_durations(observed).mean())
 

@@ -33,7 +33,11 @@ excess of each size.
 
 
 def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the mean error of each kind of step, or of its launch, added to one coefficient."""
+    """Return `times` with the mean error of each kind of step added to the coefficient of this kind.
+
+    If steps of a kind waited for a slow launch, their mean error is added to the coefficient of the launch instead. No
+    coefficient becomes negative.
+    """
     names = ("step_s", "piecewise_s", "piecewise_launch_s", "masked_launch_s", "eager_launch_s", "uncompiled_launch_s")
     errors: dict[str, list[Any]] = {name: [] for name in names}
     for item in observed:
@@ -152,7 +156,8 @@ def _line(x: Any, y: Any, intercept: float, slope: float) -> tuple[float, float]
 
 
 def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
-    """Return `times` with the median error of each captured size, over all recordings, added to `of_size_s`.
+    """Return `times` with the extra time of each captured graph size (`of_size_s`) corrected by the median error of its
+    steps, over all recordings.
 
     The steps of a recording form two groups: those with prompt tokens and those without. The median error of the group
     is subtracted first, because it does not come from the size.
@@ -176,10 +181,11 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
 
 
 def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple[IntArray, IntArray, FloatArray]]:
-    """Return three arrays for each recording, with one entry per captured step.
+    """Return three arrays for each recording, with one entry per captured step: the index of the step's graph size in
+    `of_size_s`, the number of its group, and its error in seconds.
 
-    They are the index in `of_size_s`, the group, and the error in seconds. Steps that waited for the host, or were
-    delayed, are left out. A recording has two groups: steps with prompt tokens and steps without.
+    The steps of recording i without prompt tokens are group 2i, those with prompt tokens group 2i + 1. Steps that
+    waited for the host, or were delayed, are left out.
     """
     errors: list[tuple[IntArray, IntArray, FloatArray]] = []
     for number, item in enumerate(observed):

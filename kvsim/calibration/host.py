@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from kvsim.calibration.coefficient_fit import READ_OFF, engine_of, residual_of
+from kvsim.calibration.coefficient_fit import RARE_EVENTS, engine_of, residual_of
 from kvsim.calibration.corrections import is_first_use
 from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import Observed, check_distinct, observe_on
-from kvsim.calibration.predict import counted_errors, machine_of, predict
+from kvsim.calibration.predict import machine_of, predict, scaled_errors
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, served_model
@@ -46,7 +46,7 @@ def calibrate_host(profile: Profile, recordings: Sequence[Recording]) -> Profile
     if profile.engine == "hf-static":
         pace = _compiling_pace(profile.times, observed)
     else:
-        pace = pace_of(observed, partial(counted_errors, profile.times), gpu=False)
+        pace = pace_of(observed, partial(scaled_errors, profile.times), gpu=False)
     times = at_pace(pace, profile.times)
     return replace(profile, times=times, residuals=tuple(residual_of(item, times) for item in observed))
 
@@ -55,7 +55,7 @@ def _compiling_pace(times: Roofline, observed: Sequence[Observed]) -> Pace:
     """Return the host's pace from compilations, the only host times in a recording with a static cache."""
     recorded_s = predicted_s = 0.0
     for item in observed:
-        first = is_first_use(item, READ_OFF["hf-static"])
+        first = is_first_use(item, RARE_EVENTS["hf-static"])
         recorded_s += float((item.end_s - item.start_s)[first].sum())
         predicted_s += float((predict(machine_of(times, item), item).end_s - item.start_s)[first].sum())
     return Pace(host=recorded_s / predicted_s) if predicted_s else TYPICAL

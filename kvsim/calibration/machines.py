@@ -1,8 +1,8 @@
-"""Pace of each machine: the factors by which its host and its GPU are slower than those of the profile.
+"""Pace of each machine: the factors by which its host and its GPU are slower than the profile says.
 
 The pace is fitted together with the profile, so that a profile can use recordings of several machines with the same
-GPU. The times of hosts differ by a third, and those of two starts of the same engine by one or two percent. The profile
-describes a machine with the median of each factor.
+GPU. The times of hosts differ by a third. Even on one machine, they differ by one or two percent between two starts of
+the same engine. The profile describes a machine with the median of each factor.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _USUAL_WEIGHT = 5.0
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:
-    """Return the factors on host and GPU times with the smallest errors of step times, for recordings of one machine.
+    """Return the pace with which the step times have the smallest errors on `observed`, recordings of one machine.
 
-    `errors` returns the error of each step of a recording, divided by a usual error. If `gpu` is False, only the host's
-    factor is fitted, and the GPU's is 1.
+    `errors` returns the error of each step of a recording, divided by the scale of such errors (`error_scale_s`). If
+    `gpu` is False, only the host's factor is fitted, and the GPU's is 1.
     """
     from scipy.optimize import least_squares  # noqa: PLC0415  costs a third of a second, and only a fit needs it
 

@@ -38,11 +38,16 @@ class Observed:
     end_s: FloatArray
     """Time in seconds at which the output of each step had been processed."""
     launched_before_output: IntArray
-    """Index of the last step that was scheduled before the output of each step came."""
+    """Index of the last step that was scheduled before the output of each step was processed: at least its own index.
+    """
     next_step: IntArray
-    """Index of the step that was scheduled right after the output of each step; -1 if another event came first."""
+    """Index of the step that was scheduled right after the output of each step; -1 if there is none, or if another
+    event, such as an arrival, came first.
+    """
     launch_s: FloatArray
-    """Seconds in which the host scheduled and launched each step; NaN where the next step did not follow at once."""
+    """Seconds in which the host scheduled and launched each step, from its start to the start of the next step. NaN if
+    the host waited for an output in between.
+    """
     entry_gap_s: FloatArray
     """Seconds between two requests that the engine received directly after each other; one entry per such pair."""
     entry_prompt_tokens: IntArray
@@ -52,7 +57,7 @@ class Observed:
     them.
     """
     pace: Pace = TYPICAL
-    """Factors on host and GPU times with which the steps are predicted."""
+    """Factors on host and GPU times with which the steps are predicted. By default, both are 1."""
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -119,7 +124,7 @@ def observe(recording: Recording) -> Observed:
         end_s=steps.end_s,
         launched_before_output=launched,
         next_step=np.where(direct, following, -1),
-        launch_s=_launches(steps),
+        launch_s=_launch_times_s(steps),
         entry_gap_s=np.diff(requests.arrival_s[order])[together],
         entry_prompt_tokens=requests.prompt_tokens[order][together + 1],
         offload_s=np.zeros(len(steps)),
@@ -185,9 +190,11 @@ def with_offload(observed: Observed, recording: Recording, cache: PagedSettings,
     return replace(observed, offload_s=offload_s)
 
 
-def _launches(steps: Steps) -> FloatArray:
-    """Return the seconds from each step to the next. NaN if the output of the step before was not processed at the
-    step's start, or if the next step began only after the step's own output.
+def _launch_times_s(steps: Steps) -> FloatArray:
+    """Return the seconds from the start of each step to the start of the next, if only launching took this time.
+
+    They are NaN if the output of the previous step was processed after the start of the step, or if the next step began
+    only after the step's own output. The last step has NaN, too.
     """
     lasted = np.append(np.diff(steps.start_s), np.nan)
     output_before = np.append(-np.inf, steps.end_s[:-1])
@@ -210,9 +217,10 @@ def _joins(request: IntArray, step: IntArray, before: FloatArray, tokens: FloatA
 
 
 def _shared_tokens(recording: Recording, context_tokens: FloatArray) -> Any:
-    """Return how many token reads of each step repeat a read of the same slot: read tokens minus slots in use.
+    """Return, for each step, the number of tokens that it reads more than once, because sequences share their slots.
 
-    It is 0 without a pool, and with several KV-cache groups.
+    This is the number of context tokens minus the number of slots in use, at least 0. It is 0 without a pool, and with
+    several KV-cache groups.
     """
     pool = recording.meta.pool
     if pool.num_units is None or pool.groups:  # blocks of several groups hold different numbers of tokens

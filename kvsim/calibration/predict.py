@@ -14,15 +14,17 @@ from kvsim.calibration.observed import Observed
 from kvsim.recording.tables import FloatArray, IntArray
 from kvsim.steptime import UNTHROTTLED, Roofline, StepTime, StepTimeModel, at_pace, throttled_gpu_s
 
-SCALE_S, SCALE_SHARE = 0.1e-3, 0.02
-"""Scale of a step's error in a fit: this number of seconds, plus this share of the step's duration."""
+_SCALE_S = 0.1e-3
+"""Constant part of `error_scale_s`, in seconds."""
+_SCALE_SHARE = 0.02
+"""Part of `error_scale_s` that grows with the step, as a share of the step's duration."""
 
 
 class Prediction(NamedTuple):
-    """Predicted end of each step, and the clock for which it waited: the host or the GPU."""
+    """Predicted end of each step, and whether the step waited for the host or for the GPU."""
 
     end_s: FloatArray
-    launch: IntArray
+    awaited_launch: IntArray
     """Index of the step whose launch kept the host busy until the predicted end; -1 if the step waited for the GPU."""
 
 
@@ -33,7 +35,7 @@ def machine_of(times: Roofline, observed: Observed) -> Roofline:
 
 
 def predict(model: StepTimeModel, observed: Observed) -> Prediction:
-    """Predict the end of each step of `observed` from the times of `model`, on the clocks of host and GPU."""
+    """Predict the end of each step of `observed` from its recorded start and from the host and GPU times of `model`."""
     time, num_steps = model.step_time(observed.shape), len(observed)
     prepare_s, launch_s, alone_s, _, slowed_s = (np.broadcast_to(values, num_steps) for values in time)
     # The host submits copies first, then prepares and launches.
@@ -68,17 +70,17 @@ def step_errors(model: StepTimeModel, observed: Observed) -> FloatArray:
 
 
 def step_durations(observed: Observed) -> FloatArray:
-    """Return the seconds from the begin to the end of each step. A step begins at its start or, if that is later, at
-    the end of the step before.
+    """Return the seconds that each step took: from its start, or from the end of the previous step if that is later, to
+    its end.
     """
     return np.minimum(np.diff(observed.end_s, prepend=-np.inf), observed.end_s - observed.start_s)
 
 
-def counted_errors(times: Roofline, observed: Observed) -> FloatArray:
+def scaled_errors(times: Roofline, observed: Observed) -> FloatArray:
     """Return the error of each step on the machine of `observed`, divided by its `error_scale_s`."""
     return step_errors(machine_of(times, observed), observed) / error_scale_s(observed)
 
 
 def error_scale_s(observed: Observed) -> FloatArray:
     """Return the number of seconds by which the error of each step is divided in a fit."""
-    return SCALE_S + SCALE_SHARE * step_durations(observed)
+    return _SCALE_S + _SCALE_SHARE * step_durations(observed)

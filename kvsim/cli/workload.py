@@ -97,7 +97,7 @@ def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
     text = flags["images"]
     if text is None:
         return workload
-    from kvsim.workload import ImageShare, ImageSize
+    from kvsim.workload import ImageDistribution, ImageSize
 
     number, _, rest = text.partition("@")
     sizes, colon, different = rest.partition(":")
@@ -109,7 +109,7 @@ def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
         raise UsageError(
             f"--images should be a number of images and their sizes, such as 2@1920x1080,576, not {shortened(text)}."
         ) from error
-    return workload.with_images(ImageShare(number=share, sizes=listed, num_different=kinds), flags["seed"])
+    return workload.with_images(ImageDistribution(mean_images=share, sizes=listed, num_different=kinds), flags["seed"])
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.calibration.machines import pace_of
 from kvsim.calibration.observed import observe, with_offload
-from kvsim.calibration.predict import counted_errors
+from kvsim.calibration.predict import scaled_errors
 from kvsim.conformance.comparable import host_blocks_of
 from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.kv_cache import PAGED
@@ -98,4 +98,4 @@ def _pace(recording: Recording, server: Server) -> Pace:
     if recording.meta.source == "simulation" or not isinstance(times, Roofline):
         return TYPICAL
     observed = with_offload(observe(recording), recording, server.cache, server.model.num_layers)
-    return pace_of([observed], partial(counted_errors, times))
+    return pace_of([observed], partial(scaled_errors, times))

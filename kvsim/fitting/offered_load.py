@@ -144,10 +144,10 @@ def _images_again(workload: Workload, rows: Column, times: Column) -> Images | N
     images = workload.images
     if images is None:
         return None
-    user = images.row if workload.turns is None else workload.turns.session[images.row]
+    user = images.prompt_index if workload.turns is None else workload.turns.session[images.prompt_index]
     contents, num_users = np.unique(np.unique(np.stack((images.content, user)), axis=1)[0], return_counts=True)
     taken = images.take(rows)
-    again = times[taken.row] * np.isin(taken.content, contents[num_users == 1])
+    again = times[taken.prompt_index] * np.isin(taken.content, contents[num_users == 1])
     return replace(taken, content=taken.content + again * (int(images.content.max()) + 1))
 
 

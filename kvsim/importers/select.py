@@ -47,7 +47,7 @@ def within(workload: Workload, limits: LengthLimits) -> Workload:
         kept &= prompt <= limits.max_prompt_tokens
     if limits.max_total_tokens is not None:
         kept &= prompt + output <= limits.max_total_tokens
-    rows = np.flatnonzero(kept if workload.turns is None else workload.turns.closed(kept))
+    rows = np.flatnonzero(kept if workload.turns is None else workload.turns.without_orphans(kept))
     if not len(rows):
         raise WorkloadError(f"no request of {workload.name!r} keeps these limits: {limits}.")
     if len(rows) == len(workload):

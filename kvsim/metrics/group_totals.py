@@ -60,7 +60,7 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
             within = np.minimum(begin + group.block_size, full) - np.minimum(begin, full)
             useful += sum_of_held(within * group.token_slots, extents)
             written -= _null_slots(replay, group, extents, born, dead, end)
-        if group.leaves_tokens:
+        if group.may_hold_unread:
             expired += _expired(replay, group, extents, born, dead, holders)
     return SlotTotals(
         free=free, cached=cached, unusable=unusable, rounding=0, written=written, useful=useful, padding=0,
@@ -174,7 +174,7 @@ def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Nu
     low, high = born[extents].copy(), np.minimum(dead[extents], replay.num_frames)
     while (low < high).any():  # a binary search: computed tokens never fall while a table is held
         middle = (low + high) // 2
-        has = group.unread(replay.computed_at(tables.request[extents], middle)) > position
+        has = group.num_unread(replay.computed_at(tables.request[extents], middle)) > position
         is_open = low < high
         high = np.where(is_open & has, middle, high)
         low = np.where(is_open & ~has, middle + 1, low)
@@ -186,7 +186,7 @@ def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame:
     if group.kind is CacheKind.MAMBA:
         return np.ones(len(extent), np.int64)
     tables = replay.ledger.tables
-    unread = group.unread(replay.computed_at(tables.request[extent], frame))
+    unread = group.num_unread(replay.computed_at(tables.request[extent], frame))
     return np.asarray(
         np.clip(unread - tables.position[extent].astype(np.int64) * group.block_size, 0, group.block_size)
     )

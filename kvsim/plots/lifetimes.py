@@ -142,23 +142,23 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
     memory, ledger = replay.recording.memory, replay.ledger
     written_in = np.full(ledger.end_of_pool, -1, np.int64)
     is_found = np.zeros(ledger.end_of_pool, np.bool_)
-    for takes in ledger.takes():
-        kind = memory.kind.take(takes.row)
+    for part in ledger.allocations():
+        kind = memory.kind.take(part.row)
         written = np.flatnonzero(kind == MemoryKind.APPEND)
         hits = np.flatnonzero(kind == MemoryKind.SHARE)
         # Only units that are hit in this batch need to be sorted.
-        is_found[takes.address[hits]] = True
-        chosen = np.flatnonzero(is_found.take(takes.address) & (kind != MemoryKind.EVICT))
-        is_found[takes.address[hits]] = False
-        chosen = chosen[np.argsort(takes.address[chosen], kind="stable")]
-        address, is_here = takes.address[chosen].astype(np.int64), kind[chosen] == MemoryKind.APPEND
-        row = np.where(is_here, takes.row[chosen], written_in[address])
+        is_found[part.address[hits]] = True
+        chosen = np.flatnonzero(is_found.take(part.address) & (kind != MemoryKind.EVICT))
+        is_found[part.address[hits]] = False
+        chosen = chosen[np.argsort(part.address[chosen], kind="stable")]
+        address, is_here = part.address[chosen].astype(np.int64), kind[chosen] == MemoryKind.APPEND
+        row = np.where(is_here, part.row[chosen], written_in[address])
         # The running maximum of each address gives every hit the last row that wrote the unit.
         row = np.maximum.accumulate(address * _MOST_ROWS + row + 1) - address * _MOST_ROWS - 1
         # A prefix from before the recording has no known writer.
         known = ~is_here & (row >= 0)
-        yield row[known], address[known], memory.request[takes.row[chosen[known]]]
-        written_in[takes.address[written]] = takes.row[written]  # the last write of a unit wins
+        yield row[known], address[known], memory.request[part.row[chosen[known]]]
+        written_in[part.address[written]] = part.row[written]  # the last write of a unit wins
 
 
 def lifetimes(

@@ -1,4 +1,4 @@
-"""Compute the reference count of each unit after each operation, and the successive owners of each unit.
+"""Compute the reference count of each unit after each operation, and the successive holders of each unit.
 
 Sorting all operations of a long recording by unit would be slow. So they are processed in parts that fit into the CPU
 cache, and each part begins with the state in which the part before left the units.
@@ -16,7 +16,7 @@ from kvsim.recording.order import is_new, sort_key, stable_order
 
 if TYPE_CHECKING:
     from kvsim.recording.tables import IntArray
-    from kvsim.replay.unfolding import Part, Takes
+    from kvsim.replay.unfolding import Part, UnitAllocations
 
 
 def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
@@ -37,7 +37,7 @@ def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.i
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Successions:
-    """Allocations sorted by unit and then by time, each with the state in which earlier owners left the unit."""
+    """Allocations sorted by unit and then by time, each with the state in which earlier holders left the unit."""
 
     row: IntArray
     unit: IntArray
@@ -47,34 +47,36 @@ class Successions:
     keeps: npt.NDArray[np.bool_]
     """True if the unit stays in the prefix cache when it is freed in row `until`."""
     held_until: npt.NDArray[np.int64]
-    """Row in which the last of all earlier owners frees the unit, or a later row in which its prefix is evicted.
+    """Row in which the last of all earlier holders frees the unit, or a later row in which its prefix is evicted.
 
-    It is 0 if the unit was never used before.
+    It is 0 if the unit was never used before: row 0 frees nothing.
     """
     kept: npt.NDArray[np.bool_]
     """True if the unit is in the prefix cache after row `held_until`."""
 
     @property
     def is_held(self) -> npt.NDArray[np.bool_]:
-        """True if an earlier owner still holds the unit when it is allocated."""
+        """True if an earlier holder still holds the unit when it is allocated."""
         return self.held_until > self.row
 
     @classmethod
-    def of(cls, takes: Takes, latest: npt.NDArray[np.int64], kept: IntArray | None, *, is_shared: bool) -> Successions:
-        """Sort `takes` by unit, and update `latest` for the next part.
+    def of(
+        cls, allocations: UnitAllocations, latest: npt.NDArray[np.int64], kept: IntArray | None, *, is_shared: bool
+    ) -> Successions:
+        """Sort `allocations` by unit, and update `latest` for the next part.
 
-        `latest` has one number for each address: twice the row in which the last holder frees the unit, plus one if the
-        unit then stays in the prefix cache. `kept` has, for each row that frees a table, the number of leading units
-        that stay in the prefix cache; None without a prefix cache. `is_shared` is True if a unit may have several
-        holders at a time.
+        `latest` has one number for each address: twice the row in which the last holder so far frees the unit, plus 1
+        if the unit then stays in the prefix cache. `kept` has one entry for each row of `memory.parquet`, and one more:
+        for a row that frees a table, the number of its leading units that stay in the prefix cache. It is None without
+        a prefix cache. `is_shared` is True if a unit may have several holders at a time.
         """
-        order = stable_order(takes.address, len(latest))
-        unit, row, until = takes.address.take(order), takes.row.take(order), takes.until.take(order)
+        order = stable_order(allocations.address, len(latest))
+        unit, row, until = allocations.address.take(order), allocations.row.take(order), allocations.until.take(order)
         after = until.astype(np.int64)  # as in `latest`: twice the row, plus one if a prefix is kept
         after *= 2
         keeps = np.zeros(len(after), np.bool_)
         if kept is not None:
-            keeps = takes.position.take(order) < kept.take(until)
+            keeps = allocations.position.take(order) < kept.take(until)
             after += keeps
         first = np.flatnonzero(is_new(unit))
         before = np.empty_like(after)

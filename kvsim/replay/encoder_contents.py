@@ -19,27 +19,30 @@ class CachedImage(NamedTuple):
     """One image in the encoder cache after a step."""
 
     image: int
-    tokens: int
-    users: tuple[int, ...]
+    num_outputs: int
+    """Number of encoder outputs of the image."""
+    holders: tuple[int, ...]
     """Requests that hold the image, the earliest holder first; empty if the image may be evicted."""
     is_new: bool
     """True if the step computes the image."""
 
     @property
-    def num_users(self) -> int:
+    def num_holders(self) -> int:
         """Number of requests that hold the image."""
-        return len(self.users)
+        return len(self.holders)
 
 
 @dataclass(frozen=True, eq=False)
 class EncoderContents:
-    """Encoder cache over time. Arrays have one entry for each step, right after its scheduling, and one for the end."""
+    """Encoder cache over time. Arrays have one entry for each step, right after its scheduling, and one for the end of
+    the recording.
+    """
 
-    capacity_tokens: int
+    capacity_outputs: int
     """Largest number of encoder outputs in the cache."""
     num_steps: int
     _events: EncoderEvents
-    _tokens_of: dict[int, int]
+    _outputs_of: dict[int, int]
     _initial: tuple[int, ...]
     """Images in the cache when the recording begins, in eviction order. No request holds them."""
 
@@ -50,39 +53,42 @@ class EncoderContents:
         if images is None or events is None or not capacity:
             return None
         initial = recording.meta.initial_images
-        tokens_of = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
-        return cls(capacity, len(recording.steps), events, tokens_of, tuple(initial))
+        outputs_of = initial | dict(zip(images.image.tolist(), images.outputs.tolist(), strict=True))
+        return cls(capacity, len(recording.steps), events, outputs_of, tuple(initial))
 
     @property
-    def held_tokens(self) -> IntArray:
+    def held_outputs(self) -> IntArray:
         """int64[num_steps + 1]: number of encoder outputs of the images that requests hold."""
         return self._sums[0]
 
     @property
-    def kept_tokens(self) -> IntArray:
-        """int64[num_steps + 1]: number of encoder outputs of the idle images, which no request holds."""
+    def idle_outputs(self) -> IntArray:
+        """int64[num_steps + 1]: number of encoder outputs of the images that no request holds."""
         return self._sums[1]
 
     def images_at(self, frame: int) -> list[CachedImage]:
-        """Return the images right after step `frame` was scheduled: held ones, then idle ones in eviction order."""
-        users: dict[int, dict[int, None]] = {image: {} for image in self._initial}
-        kept: dict[int, None] = dict.fromkeys(self._initial)
+        """Return the images right after step `frame` was scheduled; if it is the number of steps, those at the end.
+
+        Images that requests hold come first, then idle ones in eviction order.
+        """
+        holders: dict[int, dict[int, None]] = {image: {} for image in self._initial}
+        idle: dict[int, None] = dict.fromkeys(self._initial)
         new = set()
         for kind, step, request, image in self._rows(int(np.searchsorted(self._events.step, frame, side="right"))):
             if kind == ImageEventKind.COMPUTE:
-                users[image] = {}
+                holders[image] = {}
                 new |= {image} if step == frame else set()
             elif kind == ImageEventKind.HOLD:
-                users[image][request] = None
-                kept.pop(image, None)
+                holders[image][request] = None
+                idle.pop(image, None)
             elif kind == ImageEventKind.LET_GO:
-                del users[image][request]
-                kept |= {} if users[image] else {image: None}
+                del holders[image][request]
+                idle |= {} if holders[image] else {image: None}
             else:
-                del users[image], kept[image]
-        held = [image for image in users if users[image]]
+                del holders[image], idle[image]
+        held = [image for image in holders if holders[image]]
         return [
-            CachedImage(image, self._tokens_of[image], tuple(users[image]), image in new) for image in (*held, *kept)
+            CachedImage(image, self._outputs_of[image], tuple(holders[image]), image in new) for image in (*held, *idle)
         ]
 
     def _rows(self, end: int) -> zip[tuple[int, int, int, int]]:
@@ -94,15 +100,15 @@ class EncoderContents:
     def _sums(self) -> tuple[IntArray, IntArray]:
         held = np.zeros(self.num_steps + 1, np.int64)  # changes in each step; summed up at the end
         cached = np.zeros(self.num_steps + 1, np.int64)
-        cached[0] = sum(self._tokens_of[image] for image in self._initial)
-        num_users: dict[int, int] = {}
+        cached[0] = sum(self._outputs_of[image] for image in self._initial)
+        num_holders: dict[int, int] = {}
         for kind, step, _, image in self._rows(len(self._events)):
-            tokens = self._tokens_of[image]
+            outputs = self._outputs_of[image]
             if kind in (ImageEventKind.COMPUTE, ImageEventKind.EVICT):
-                cached[step] += tokens if kind == ImageEventKind.COMPUTE else -tokens
+                cached[step] += outputs if kind == ImageEventKind.COMPUTE else -outputs
                 continue
-            before = num_users.get(image, 0)
-            num_users[image] = before + (1 if kind == ImageEventKind.HOLD else -1)
-            if before == 0 or num_users[image] == 0:  # it got its first user, or lost its last one
-                held[step] += tokens * (num_users[image] - before)
+            before = num_holders.get(image, 0)
+            num_holders[image] = before + (1 if kind == ImageEventKind.HOLD else -1)
+            if before == 0 or num_holders[image] == 0:  # it got its first holder, or lost its last one
+                held[step] += outputs * (num_holders[image] - before)
         return np.cumsum(held), np.cumsum(cached) - np.cumsum(held)

@@ -18,18 +18,21 @@ if TYPE_CHECKING:
     from kvsim.replay.ledger import Ledger
     from kvsim.replay.unfolding import Part
 
-_WORTH_IT = 8
+_LEAST_UNITS_PER_SAMPLED = 8
 """Smallest number of units in the pool per sampled unit at which it is faster to replay only the sample."""
 
 
 class FewUnits:
     """Operations on a sample of units, with the interface of `Ledger`.
 
-    The sampled units are numbered from 0, and so are the operations on them.
+    The sampled units are numbered from 0 in order of address, and the operations on them from 0 in order of time.
     """
 
     def __init__(self, ledger: Ledger, addresses: IntArray) -> None:
-        """Select the operations on the units at `addresses`, which may repeat and may lie beyond the pool."""
+        """Select the operations on the units at `addresses`.
+
+        An address may be repeated. It may lie beyond the pool; there are no operations on such a unit.
+        """
         self._ledger = ledger
         self.has_groups, self.is_shared = ledger.has_groups, ledger.is_shared
         self._addresses = np.unique(addresses)
@@ -45,10 +48,11 @@ class FewUnits:
 
         It can only be replayed if every extent is a single unit, and every table is freed as a whole.
         """
-        return ledger.unit_by_unit and not ledger.lists_operations and num_units * _WORTH_IT <= num_in_pool
+        is_possible = ledger.unit_by_unit and not ledger.lists_operations
+        return is_possible and num_units * _LEAST_UNITS_PER_SAMPLED <= num_in_pool
 
-    def places(self, addresses: IntArray) -> IntArray:
-        """Return the number in the sample of the unit at each of `addresses`."""
+    def numbers_of(self, addresses: IntArray) -> IntArray:
+        """Return the number in the sample of the unit at each of `addresses`, all of which must be sampled."""
         return self._addresses.searchsorted(addresses)
 
     @property
@@ -61,11 +65,13 @@ class FewUnits:
         return int(np.searchsorted(self._ops, np.int32(op)))
 
     def part(self, begin: int, end: int) -> Part:
-        """Return the operations [begin, end)."""
+        """Return the operations [begin, end) on the sample."""
         return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end), or all from `begin`, as one part with its first operation's number."""
+        """Yield the operations [begin, end) on the sample as one part, with its first operation's number. `end` is None
+        for all from `begin` on.
+        """
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:
@@ -73,7 +79,7 @@ class FewUnits:
         return self._renumbered(self._ledger.at(self._ops[ops]))
 
     def _renumbered(self, part: Part) -> Part:
-        return replace(part, address=self.places(part.address))
+        return replace(part, address=self.numbers_of(part.address))
 
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
         """Tell, for each unit that a release frees, whether it stays in the prefix cache, as `Ledger.keeps` does."""

@@ -33,7 +33,7 @@ def free_extent_lengths_at(replay: Replay, frames: Sequence[int]) -> Iterator[In
 def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[np.int32]]:
     """Yield the number of requests that hold each unit, at each of `frames`: one array, changed in place."""
     rows_upto = np.searchsorted(replay.recording.memory.seq, replay.frame_seq[np.asarray(frames, np.int64)], "right")
-    unit, begin, end = _stays(replay, rows_upto)
+    unit, begin, end = _shown_allocations(replay, rows_upto)
     by_end = np.argsort(end, kind="stable")
     edges = np.arange(len(frames) + 1)
     allocated, freed = np.searchsorted(begin, edges), np.searchsorted(end[by_end], edges)
@@ -45,15 +45,16 @@ def _holders_at(replay: Replay, frames: Sequence[int]) -> Iterator[npt.NDArray[n
         yield holders
 
 
-def _stays(replay: Replay, rows_upto: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return unit, first frame, and first frame after it without the allocation, of each allocation that a frame shows.
+def _shown_allocations(replay: Replay, rows_upto: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return three arrays, with an entry for each allocation that a frame shows: the unit, the first frame that shows
+    the allocation, and the next frame that does not.
 
-    Frames are indices in `rows_upto`, which has the number of memory rows up to each frame. Allocations are sorted by
-    their first frame.
+    Frames are indices in `rows_upto`, which has the number of memory rows up to each frame. If all later frames show an
+    allocation, its third number is the number of frames. Allocations are sorted by their first frame.
     """
     parts = []
-    for takes in replay.ledger.takes():
-        unit, row, until = takes.address.astype(np.intp) - replay.first_unit, takes.row, takes.until
+    for part in replay.ledger.allocations():
+        unit, row, until = part.address.astype(np.intp) - replay.first_unit, part.row, part.until
         begin, end = (np.searchsorted(rows_upto, rows, "right").astype(np.int32) for rows in (row, until))
         lasting = np.flatnonzero(begin < end)
         parts.append((unit[lasting], begin[lasting], end[lasting]))

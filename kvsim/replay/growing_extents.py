@@ -15,7 +15,7 @@ from kvsim.replay.unit_states import UnitStates
 
 
 class GrowingExtents:
-    """Extents that grow in every step, and the length of each at the frame that was shown last."""
+    """Extents that grow in every step, and the number of units of each at the frame of the last call of `show`."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
         """Find the growing extents in `tables`. `frame_seq` has the `seq` of each frame's last event."""
@@ -35,9 +35,9 @@ class GrowingExtents:
     def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
         """Give each extent in `states` the length that it has at `frame`.
 
-        `states` must already include all operations up to `seq`. A new extent then has the length of its first step,
-        any other that of the last call. If `states` was built anew (`afresh`), every extent has the length of its first
-        step.
+        `states` must already include all operations up to `seq`. By these operations, a new extent has the length of
+        its first step. All other extents have the length that the previous call gave them. If `states` was built anew
+        (`afresh`), every extent has the length of its first step.
         """
         now = np.where(self._death_seq > seq, self._units_at(frame), 0)
         before = self._step_units if afresh else np.where(self._shown > 0, self._shown, self._step_units)
@@ -58,16 +58,18 @@ class GrowingExtents:
         addresses: IntArray = (self._address[alive] + begin)[extent] + offset
         return addresses
 
-    def held_at(self, frame: int, rows: IntArray, length: IntArray) -> IntArray:
-        """Return the number of units at `frame` of the extents `rows`, which are indices in the tables.
+    def lengths_at(self, frame: int, extents: IntArray, length: IntArray) -> IntArray:
+        """Return the number of units of each of `extents` at `frame`. `extents` are indices in the tables.
 
         `length` has their final numbers of units, which are returned for extents that do not grow.
         """
-        at = np.minimum(np.searchsorted(self._row, rows), len(self._row) - 1)
-        return np.where(self._row[at] == rows, self._units_at(frame)[at], length)
+        at = np.minimum(np.searchsorted(self._row, extents), len(self._row) - 1)
+        return np.where(self._row[at] == extents, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return each growing extent's units at `frame`, as if none were released; 0 before its allocation."""
+        """Return the number of units of each growing extent at `frame`, even if it is released earlier; 0 before its
+        allocation.
+        """
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

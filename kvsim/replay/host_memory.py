@@ -39,8 +39,9 @@ class HostSlots:
 class HostMemory:
     """Blocks in host memory over time.
 
-    Arrays have one entry for each step, right after its scheduling, and one for the end. Stores, loads and evictions
-    begin when a step is scheduled; an output only reports the ends of copies.
+    Arrays have one entry for each step, right after its scheduling, and one for the end of the recording. Those that
+    end in `_after` have only an entry for each step. Stores, loads and evictions begin when a step is scheduled; an
+    output only reports the ends of copies.
     """
 
     num_slots: int
@@ -50,17 +51,17 @@ class HostMemory:
     used: IntArray
     """Number of host blocks that hold a copy or are being written."""
     storing: IntArray
-    """Number of GPU blocks that are being stored right after the scheduling of each step."""
+    """Number of GPU blocks that are being stored."""
     loading: IntArray
-    """Number of GPU blocks that are being loaded right after the scheduling of each step."""
+    """Number of GPU blocks that are being loaded."""
     storing_after: IntArray
     """Number of GPU blocks that are still being stored after the output of each step."""
     loading_after: IntArray
     """Number of GPU blocks that are still being loaded after the output of each step."""
     stored: IntArray
-    """Number of GPU blocks whose stores have begun up to each step."""
+    """Number of GPU blocks whose stores have begun up to and including each step."""
     loaded: IntArray
-    """Number of GPU blocks whose loads have begun up to each step."""
+    """Number of GPU blocks whose loads have begun up to and including each step."""
     _stores: _CopySteps
     _loads: _CopySteps
 
@@ -93,6 +94,8 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _CopySteps:
+    """Copies in one direction, with one entry for each GPU block, in the order in which steps decide on copies."""
+
     begun_step: IntArray
     reported_step: IntArray
     """Step whose output reports the end of the copy; the largest int32 if the recording ends before."""
@@ -132,7 +135,7 @@ def host_memory(recording: Recording) -> HostMemory | None:
     is_load = copies.kind == CopyKind.LOAD
 
     def by_frame(steps: IntArray) -> IntArray:
-        """Return, for each frame, the number of entries of `steps` that are at or before it."""
+        """Return, for each frame, the number of entries of `steps` up to and including the frame's number."""
         return np.asarray(np.bincount(steps, minlength=num_frames + 1)[:num_frames].cumsum())
 
     stored, loaded = (by_frame(copies.begun_step[rows]) for rows in (~is_load, is_load))

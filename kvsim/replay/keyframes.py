@@ -19,11 +19,11 @@ _KEYFRAME_BYTES = 256 << 20
 """Largest number of bytes of all keyframes together."""
 
 
-class Columns(NamedTuple):
+class UnitColumns(NamedTuple):
     """Contents of the units of a pool, in order of address."""
 
     owner: npt.NDArray[np.int32]
-    """Request that holds the unit; `NO_OWNER` if it is free."""
+    """One of the requests that hold the unit; `NO_OWNER` if none does."""
     position: npt.NDArray[np.int32]
     """Index of the unit in its owner's table."""
     refs: npt.NDArray[np.int32]
@@ -33,8 +33,8 @@ class Columns(NamedTuple):
     group: npt.NDArray[np.int16]
     """Index of the KV-cache group of the owner's table; empty if the model has one group."""
     freed_last: npt.NDArray[np.int64]
-    """Allocation of the unit that is released last, as the `sort_key` of the row of its release and the operation of
-    itself.
+    """The allocation of the unit that is released last, as `sort_key` of two numbers: the row of its release, and the
+    number of its operation.
 
     Empty if requests share no units.
     """
@@ -51,27 +51,27 @@ class Keyframes:
     it, or earlier by another thread.
     """
 
-    def __init__(self, ledger: Ledger | FewUnits, empty: Columns, first_unit: int) -> None:
+    def __init__(self, ledger: Ledger | FewUnits, empty: UnitColumns, first_unit: int) -> None:
         """Keep `empty`, the contents of the pool before the first operation, as the first keyframe."""
         self._ledger, self._first_unit = ledger, first_unit
         num_ops, frame_bytes = ledger.num_ops, sum(column.nbytes for column in empty)
         count = max(1, min(num_ops // _OPS_PER_KEYFRAME, _KEYFRAME_BYTES // frame_bytes))
-        self.op: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
-        """Number of operations that each keyframe includes, ascending."""
+        self.ops_included: npt.NDArray[np.int64] = np.arange(count) * num_ops // count
+        """Number of operations, from the first on, that each keyframe includes; ascending."""
         self._kept = tuple(np.empty((count, len(column)), column.dtype) for column in empty)
-        self._newest = Columns._make(column.copy() for column in empty)
+        self._newest = UnitColumns._make(column.copy() for column in empty)
         self._scratch = np.empty(len(empty.owner), np.intp)
         self._num_built = 0
         self._building = Lock()
 
     def last_built(self, op: int) -> int:
         """Return the largest number of operations up to `op` for which a keyframe is built."""
-        nth = int(np.searchsorted(self.op[: max(self._num_built, 1)], op, side="right")) - 1
-        return int(self.op[nth])
+        nth = int(np.searchsorted(self.ops_included[: max(self._num_built, 1)], op, side="right")) - 1
+        return int(self.ops_included[nth])
 
     def before(self, op: int) -> int:
         """Return the index of the last keyframe with at most `op` operations, and build it if necessary."""
-        nth = int(np.searchsorted(self.op, op, side="right")) - 1
+        nth = int(np.searchsorted(self.ops_included, op, side="right")) - 1
         self.build(nth + 1)
         return nth
 
@@ -82,15 +82,15 @@ class Keyframes:
                 if self._num_built < count:
                     self._build_next()
 
-    def copy(self, nth: int, columns: Columns) -> int:
+    def copy(self, nth: int, columns: UnitColumns) -> int:
         """Copy keyframe `nth` to `columns`, in place, and return the number of operations that it includes."""
         for column, kept in zip(columns.all(), self._kept, strict=True):
             column[:] = kept[nth]
-        return int(self.op[nth])
+        return int(self.ops_included[nth])
 
     def _build_next(self) -> None:
         nth = self._num_built
-        begin, end = self.op[max(nth - 1, 0)], self.op[nth]
+        begin, end = self.ops_included[max(nth - 1, 0)], self.ops_included[nth]
         apply_operations(self._ledger, int(begin), int(end), self._newest, self._first_unit, self._scratch)
         for column, kept in zip(self._newest.all(), self._kept, strict=True):
             kept[nth] = column
@@ -98,11 +98,11 @@ class Keyframes:
 
 
 def apply_operations(
-    ledger: Ledger | FewUnits, begin: int, end: int, columns: Columns, first_unit: int, newest: npt.NDArray[np.intp]
+    ledger: Ledger | FewUnits, begin: int, end: int, columns: UnitColumns, first_unit: int, newest: npt.NDArray[np.intp]
 ) -> None:
-    """Apply the operations [begin, end) to `columns`, in place and all at once: only the last operation on a unit
-    counts.
+    """Apply the operations [begin, end) to `columns`, in place.
 
+    They are applied many at a time, so owner, position and group of a unit are those of the last operation on it.
     `newest` is scratch memory with one entry for each unit.
     """
     owner, position, refs, cached, group, freed_last = columns
@@ -125,8 +125,8 @@ def apply_operations(
             owner[unit_freed] = NO_OWNER
             cached[unit_freed] = ledger.keeps(part.row[last_freed], part.position[last_freed])
         if ledger.is_shared:
-            takes = (part.change > 0).nonzero()[0]
-            np.maximum.at(freed_last, units[takes], sort_key(part.until[takes], first + takes))
+            allocations = (part.change > 0).nonzero()[0]
+            np.maximum.at(freed_last, units[allocations], sort_key(part.until[allocations], first + allocations))
             left = unit[is_release & is_held]
             if len(left):
                 # As long as a unit is held, the request that will free it last is one of its holders: show it as owner.

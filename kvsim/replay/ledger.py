@@ -25,7 +25,7 @@ from kvsim.recording.order import in_parts
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay.by_unit import Successions
 from kvsim.replay.progress import Progress
-from kvsim.replay.unfolding import CHANGE, Listed, Part, Takes, Unfolded, UnitRowReader
+from kvsim.replay.unfolding import CHANGE, ListedOperations, Part, Unfolded, UnitAllocations, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
 """Number of leading units that stay cached if all units of a release do. No table has this many units."""
@@ -49,10 +49,10 @@ class Ledger:
         self._unfolded: Unfolded
         num_requests = len(recording.requests)
         self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.releases_part.any())
-        """True if tables may free some units before others, so that all operations are in memory as a list."""
+        """True if tables may release some units before others. Then all operations are kept in memory as a list."""
         if self.lists_operations:
             self.tables, operations = tables_of_groups(self._memory, num_requests)
-            self._unfolded = Listed(self._memory, self.tables, operations)
+            self._unfolded = ListedOperations(self._memory, self.tables, operations)
         else:
             self.tables, releases, until = tables_of(self._memory, num_requests, unit_by_unit=self.unit_by_unit)
             self._unfolded = UnitRowReader(self._memory, self.tables, releases, until, unit_by_unit=self.unit_by_unit)
@@ -79,7 +79,7 @@ class Ledger:
         return int(self._before[-1])
 
     def ops_until(self, seq: IntArray | int) -> npt.NDArray[np.int32]:
-        """Return the number of operations up to and including each event in `seq`."""
+        """Return, for each event in `seq`, the number of operations up to and including the event."""
         return np.asarray(self._before[self._memory.seq.searchsorted(seq, "right")])
 
     def part(self, begin: int, end: int) -> Part:
@@ -100,7 +100,9 @@ class Ledger:
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end), or all from `begin`, in parts with their first operations' numbers."""
+        """Yield the operations [begin, end) in parts, each with its first operation's number. `end` is None for all
+        from `begin` on.
+        """
         end = self.num_ops if end is None else end
         for first in range(begin, end, _OPS_AT_ONCE):
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))
@@ -108,7 +110,7 @@ class Ledger:
     def keeps(self, row: IntArray, position: IntArray) -> npt.NDArray[np.bool_]:
         """Tell, for each unit that a release frees, whether it stays in the prefix cache.
 
-        `row` has the row of the release, and `position` the index of the unit in the released table.
+        `row` has, for each unit, the row of the release, and `position` its index in the released table.
         """
         if self._kept is None:
             return np.zeros(len(row), np.bool_)
@@ -138,11 +140,11 @@ class Ledger:
             end = max(end, int(np.max(memory.address[rows].astype(np.int64) + memory.length[rows])))
         return end
 
-    def takes(self) -> Iterator[Takes]:
+    def allocations(self) -> Iterator[UnitAllocations]:
         """Yield all allocations and evictions in parts. Every extent must be a single unit (`unit_by_unit`)."""
         edges = np.arange(_OPS_AT_ONCE, self.num_ops, _OPS_AT_ONCE, dtype=np.int32)
         for begin, end in pairwise([0, *np.searchsorted(self._before, edges).tolist(), len(self._memory)]):
-            yield self._unfolded.takes(begin, end)
+            yield self._unfolded.allocations(begin, end)
 
     def ops_on(self, is_selected: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
         """Return the numbers of the operations on the selected units. `is_selected` has one entry for each address.
@@ -150,17 +152,17 @@ class Ledger:
         Every operation must be on a single unit, and tables must be freed as a whole.
         """
         memory, before, ops = self._memory, self._before, [np.empty(0, np.int32)]
-        for takes in self.takes():
-            nth = np.flatnonzero(is_selected.take(takes.address))
-            row, position, until = takes.row[nth], takes.position[nth], takes.until[nth]
-            ops.append(before.take(row) + (takes.address[nth] - memory.address.take(row)))
+        for part in self.allocations():
+            nth = np.flatnonzero(is_selected.take(part.address))
+            row, position, until = part.row[nth], part.position[nth], part.until[nth]
+            ops.append(before.take(row) + (part.address[nth] - memory.address.take(row)))
             back = np.flatnonzero((until > row) & (until < len(memory)))
             # A table is freed completely, from its end.
             ops.append(before.take(until[back] + 1) - 1 - position[back])
         return np.sort(np.concatenate(ops))
 
     def successions(self, *, with_prefixes: bool) -> Iterator[Successions]:
-        """Yield the successive owners of each unit, for one part of all allocations at a time.
+        """Yield the successive holders of each unit, for one part of all allocations at a time.
 
         Without `with_prefixes`, no unit counts as cached.
         """
@@ -170,8 +172,8 @@ class Ledger:
             latest[self.initial_cached] = 1
             kept = np.zeros(len(self._memory) + 1, np.min_scalar_type(int(self._kept.max(initial=0))))
             kept[self._releases] = self._kept
-        for takes in self.takes():
-            yield Successions.of(takes, latest, kept, is_shared=self.is_shared)
+        for part in self.allocations():
+            yield Successions.of(part, latest, kept, is_shared=self.is_shared)
 
     def _check_free(self) -> None:
         for part in self.successions(with_prefixes=False):

@@ -16,12 +16,13 @@ from kvsim.recording.tables import IntArray
 
 
 class Waits(NamedTuple):
-    """Allocations of requests that load blocks before they compute."""
+    """Allocations by requests that load blocks before they compute."""
 
     request: npt.NDArray[np.int64]
     step: npt.NDArray[np.int64]
+    """Step in which the request allocates memory."""
     hit_tokens: npt.NDArray[np.int64]
-    """Number of tokens of the request that count as computed from this step on."""
+    """Number of tokens of the request that count as computed from `step` on."""
 
 
 class Progress:
@@ -59,9 +60,9 @@ class Progress:
     def reset(self, requests: IntArray, steps: IntArray, hit_tokens: IntArray) -> None:
         """Set the computed tokens of each of `requests` to its `hit_tokens`, in the step in which it allocates memory.
 
-        The schedule does not have them in two cases: a request that loads blocks from the host holds memory for some
-        steps before it computes, and a preemption discards computed tokens. Requests that compute in the step of their
-        allocation are ignored, because the schedule has their tokens.
+        The schedule has no row for this step if the request loads blocks first. Without a reset, tokens that a
+        preemption discarded would count until the request computes again. If the step computes the request, the
+        schedule has the computed tokens, and `hit_tokens` is ignored.
         """
         key = sort_key(requests, steps)
         place = np.searchsorted(self._key, key)
@@ -79,8 +80,8 @@ class Progress:
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return the number of computed tokens of each of `requests` right after `steps` were scheduled; 0 before its
-        first step.
+        """Return the number of computed tokens of each of `requests` right after `steps` were scheduled; 0 before the
+        request's first step.
 
         The requests must hold memory: after a preemption, the discarded tokens still count until the request runs
         again.
@@ -96,10 +97,8 @@ class Progress:
         return np.where(exists, self._step[row] + times - 1, -1)
 
     def is_loading(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell, for each of `requests`, whether it has begun a load and has not computed since, up to and including
-        `steps`.
-
-        Loads are from host memory or from another server.
+        """Tell, for each of `requests`, whether it has begun a load from host memory or another server up to and
+        including `steps`, and has not computed since.
         """
         row, _, exists = self._newest(requests, steps)
         is_loading: npt.NDArray[np.bool_] = exists & (np.append(self._repeats, 1)[row] == 0)
@@ -112,11 +111,12 @@ class Progress:
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)
 
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return two numbers of known tokens of each of `requests`: in its newest step up to `steps`, and in its next
-        step.
+        """Return two arrays: the number of known tokens of each of `requests` in its newest step up to and including
+        `steps`, and in its step after that one.
 
-        Known tokens are those of the prompt and of the output, without drafts. After the last step of a request, all
-        its tokens are known. The recording must have drafts.
+        Known tokens are those of the prompt and of processed outputs, without drafts. If a request has no later step,
+        the second number is that of all its tokens. Both are 0 before the request's first step. The recording must have
+        drafts.
         """
         assert self._known is not None
         row, _, exists = self._newest(requests, steps)
@@ -138,20 +138,21 @@ class Progress:
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)
 
     def _newest(self, requests: IntArray, steps: IntArray | int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-        """Return, for each of `requests`, its last schedule row that begins at or before `steps`.
+        """Return three arrays with an entry for each of `requests`: its last row that begins at or before `steps`, the
+        number of the row's steps up to and including `steps`, and whether there is such a row.
 
-        Return also the number of the row's steps up to and including `steps`, and whether there is such a row.
+        Rows are indices in the order of request and step. Without a row, the first two numbers have no meaning.
         """
         row = np.searchsorted(self._key, sort_key(np.asarray(requests), steps), side="right") - 1
         exists = row >= self._first_row[requests]
         row = np.where(exists, row, 0)
         return row, np.minimum(steps - self._step[row] + 1, self._repeats[row]), exists
 
-    def most(self, request: int, step: int) -> int:
-        """Return the largest number of computed tokens that `request` has had when `step` is scheduled.
+    def most_tokens(self, request: int, step: int) -> int:
+        """Return the largest number of computed tokens that `request` has had up to and including `step`.
 
-        Tokens that a preemption discarded count: they are known, although their KV must be computed again. Rejected
-        drafts do not count.
+        Tokens that a preemption discarded count: they are known, although their KV must be computed again. Unlike in
+        `reached`, rejected drafts do not count.
         """
         rows = slice(*self._first_row[request : request + 2])
         times = np.minimum(step - self._step[rows] + 1, self._repeats[rows])
@@ -160,9 +161,9 @@ class Progress:
         if self._known is None:
             return most
         [known_later] = self.known(np.array([request]), np.array([step]))[1]
-        return min(most, int(known_later) - 1)
+        return min(most, int(known_later) - 1) if known_later else most  # 0 before the first step
 
-    def begins_at(self, request: int, step: int) -> int | None:
+    def computed_before(self, request: int, step: int) -> int | None:
         """Return the number of tokens that `request` has computed before `step`; None if `step` does not compute it."""
         [row], _, [exists] = self._newest(np.array([request]), step)
         if not exists or step - self._step[row] >= self._repeats[row]:

@@ -1,7 +1,7 @@
 """Add addresses to a recorded static batch, so that its memory can be shown like a pool.
 
-`generate()` has one tensor per layer and adds a column in each step. It has no pool and no addresses. Here, each batch
-becomes a rectangle: one row of slots per request, as wide as at the end of the batch.
+`generate()` has one tensor per layer, in which each step adds a column (one slot for each request). It has no pool and
+no addresses. Here, each batch becomes a rectangle: one row of slots per request, as wide as at the end of the batch.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from kvsim.replay.ledger import Ledger
 from kvsim.replay.progress import Progress
 from kvsim.replay.rectangle import with_addresses
 from kvsim.replay.resets import reset_at_allocations
-from kvsim.replay.unit_slots import Numbers, Seen, slots_of_groups, slots_of_units, table_groups
+from kvsim.replay.unit_slots import Numbers, UnitContents, slots_of_groups, slots_of_units, table_groups
 from kvsim.replay.unit_states import SingleUnits, UnitStates
 from kvsim.replay.waiting import Waiting
 
@@ -35,7 +35,7 @@ _UNITS_AT_ONCE = 1 << 16
 
 
 class Replay:
-    """The pool of a recording at any of its frames. Units are numbered from 0, in order of address.
+    """The pool of a recording at any of its frames. The unit at address `first_unit + i` has the number i.
 
     After `seek`, the arrays `owner`, `position`, `refs` and `cached` (one entry per unit) describe the pool. They are
     read-only, and change at the next seek.
@@ -91,7 +91,7 @@ class Replay:
 
     @property
     def owner(self) -> npt.NDArray[np.int32]:
-        """Request that holds each unit; `NO_OWNER` if it is free."""
+        """One of the requests that hold each unit; `NO_OWNER` if none does."""
         return self._states.owner
 
     @property
@@ -112,7 +112,7 @@ class Replay:
     def after_outputs(self) -> Replay:
         """Return another replay of the recording whose frames show the pool after the output of their step.
 
-        If a step is in flight at that output, the frame is as before.
+        If another step is in flight at that output, the frame shows the pool right after the scheduling of its step.
         """
         later = copy(self)
         later.frame_seq = self._gap_seq
@@ -178,13 +178,14 @@ class Replay:
             self._growth.show(states, self.frame, self.seq, afresh=afresh)
 
     def num_ops(self, frame: int) -> int:
-        """Return the number of operations on units up to `frame`."""
+        """Return the number of operations on units up to and including `frame`."""
         return int(self.ledger.ops_until(self.frame_seq[frame]))
 
     def freed_between(self, before: int, after: int) -> IntArray:
         """Return the units that become free after frame `before`, up to and including frame `after`.
 
-        -1 as `before` is the beginning of the recording. A unit that becomes free several times is repeated.
+        If `before` is -1, this is from the beginning of the recording on. A unit that becomes free several times is
+        repeated.
         """
         return self._states.freed(self.num_ops(before) if before >= 0 else 0, self.num_ops(after))
 
@@ -192,8 +193,8 @@ class Replay:
         """Build all keyframes, so that later seeks are fast. Thread-safe."""
         self._states.warm_up()
 
-    def touched(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, one of which is the current. Ascending."""
+    def changed_units(self, before: int, after: int) -> Numbers:
+        """Return the units whose state may differ between two frames, ascending. One frame must be the current one."""
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.seq)
@@ -225,9 +226,10 @@ class Replay:
         return self._waiting.at(self.seq, self.time_s, self.live_requests())
 
     def block_table(self, request: int, group: int | None = None) -> tuple[IntArray, IntArray]:
-        """Return the table indices and the addresses of the units that `request` holds at the current frame.
+        """Return two arrays with an entry for each unit that `request` holds at the current frame: its index in the
+        block table, and its address.
 
-        They are those in KV-cache group `group`; None for all groups.
+        If `group` is given, only units of this KV-cache group are returned.
         """
         tables = self.ledger.tables
         rows = tables.held(request, self.seq)
@@ -250,17 +252,19 @@ class Replay:
         return live, holder[held][extent].astype(np.int64), extents.address[extent] + offset
 
     def _units_in(self, rows: IntArray) -> tuple[Extents, IntArray, IntArray]:
-        """Return the extents `rows`, and for each unit that these have at the current frame its extent's index and its
-        offset there.
+        """Return the extents with the indices `rows`, and two arrays with an entry for each unit that they have at the
+        current frame: the index of its extent in `rows`, and its offset in the extent.
         """
         extents = self.ledger.tables.at(rows)
         lengths = extents.length
         if len(self._growth):
-            lengths = self._growth.held_at(self.frame, rows, lengths)
+            lengths = self._growth.lengths_at(self.frame, rows, lengths)
         return extents, *expanded(lengths)
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
-        """Return the computed tokens of each of `requests` at its frame, where it must hold memory."""
+        """Return the number of computed tokens of each of `requests` right after its frame's step was scheduled. It
+        must hold memory then.
+        """
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
     def computed(self, requests: IntArray) -> Numbers:
@@ -268,13 +272,15 @@ class Replay:
         return self.computed_at(requests, self.frame)
 
     def slots(self, units: IntArray | slice = slice(None)) -> Numbers:
-        """Return the number of slots of each unit in each state: int64[units, 8]. Each row adds up to the unit's size.
+        """Return the number of slots of each unit in each state: int64[units, 8], in the order of `SlotState`. Each row
+        adds up to the unit's size.
 
-        The state `external` depends on the whole pool and the queue, so its slots count as `free` here.
+        Slots in the state `external` count as `free` here: they are free, but in ranges too short for the first waiting
+        request, which depends on the whole pool and the queue.
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
-        return self._split(self._seen(self._states, units, self.frame, self.seq))
+        return self._split(self._contents_of(self._states, units, self.frame, self.seq))
 
     def states_at(
         self,
@@ -285,8 +291,9 @@ class Replay:
         """Return two arrays of shape (frames, units): the state that most slots of each unit have, and the unit's
         owner.
 
-        The owner of a free unit is `NO_OWNER`. `after_output` has, for each of `frames`, the argument of `seek` of this
-        name; None is False for all. This may move the replay to another frame.
+        If several states have equally many slots, it is the first one in `SlotState`. The owner of a free unit is
+        `NO_OWNER`. `after_output[i]` is the argument `after_output` of `seek` for `frames[i]`; if it is None, all are
+        False. This may move the replay to another frame.
         """
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
         after = [False] * len(frames) if after_output is None else after_output.tolist()
@@ -296,14 +303,14 @@ class Replay:
         if not isinstance(units, slice) and FewUnits.is_faster(self.ledger, num_units, self.num_units):
             addresses = self.first_unit + np.asarray(units)
             few = FewUnits(self.ledger, addresses)
-            pool, shown = SingleUnits(few, few.end_of_pool, 0), few.places(addresses)
+            pool, shown = SingleUnits(few, few.end_of_pool, 0), few.numbers_of(addresses)
         else:
             pool = self._states
         states = np.empty((len(frames), num_units), np.uint8)
         owners = np.empty((len(frames), num_units), np.int32)
         at_once = max(1, _UNITS_AT_ONCE // max(num_units, 1))
         for begin in range(0, len(frames), at_once):
-            part, seen, slots = slice(begin, begin + at_once), list[Seen](), list[Numbers]()
+            part, contents, slots = slice(begin, begin + at_once), list[UnitContents](), list[Numbers]()
             for nth, frame in enumerate(frames[part], start=begin):
                 seq = self._seq_at(frame, after_output=after[nth])
                 if few is None:
@@ -314,17 +321,17 @@ class Replay:
                 if self.recording.meta.pool.groups:
                     slots.append(self.slots(units))
                 else:
-                    seen.append(self._seen(pool, shown, frame, seq))
-            if seen:
-                slots = [self._split(Seen(*map(np.stack, zip(*seen, strict=True))))]
+                    contents.append(self._contents_of(pool, shown, frame, seq))
+            if contents:
+                slots = [self._split(UnitContents(*map(np.stack, zip(*contents, strict=True))))]
             states[part] = np.concatenate(slots).reshape(-1, num_units, NUM_STATES).argmax(axis=-1)
         return states, owners
 
-    def _seen(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> Seen:
+    def _contents_of(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> UnitContents:
         live = self._live_at(seq)
         self._computed_by_live[live] = self.computed_at(live, frame)
         owner = pool.owner[units].copy()  # NO_OWNER is -1, the last entry of `_computed_by_live`
-        return Seen(
+        return UnitContents(
             owner=owner,
             position=pool.position[units].copy(),
             is_shared=pool.refs[units] > 1,
@@ -332,19 +339,21 @@ class Replay:
             computed=self._computed_by_live[owner],
         )
 
-    def _split(self, seen: Seen) -> Numbers:
+    def _split(self, contents: UnitContents) -> Numbers:
         return slots_of_units(
-            seen, unit_tokens=self.unit_tokens, pad=self.pad, full=self.full, requested=self._requested
+            contents, unit_tokens=self.unit_tokens, pad=self.pad, full=self.full, requested=self._requested
         )
 
-    def alive(self) -> IntArray:
+    def held_extents(self) -> IntArray:
         """Return the indices in `ledger.tables` of the extents that are held at the current frame."""
         tables, seq = self.ledger.tables, self.seq
         extents: IntArray = np.flatnonzero((tables.birth_seq <= seq) & (tables.death_seq > seq))
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies (from admission to release) that outlast event `seq`, in order of admission."""
+        """Return the residencies (from admission to release) that are under way right after event `seq`, in order of
+        admission.
+        """
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
         window = slice(begin, max(begin, end))
         alive = self.ledger.tables.residencies.death_seq[self._residencies[window]] > seq
@@ -357,7 +366,9 @@ class Replay:
         return np.concatenate(changed)
 
     def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
-        """Return the units at the indices [low, high) of each residency's current table in KV-cache `group`."""
+        """Return the units that are at the indices from `low[i]` to `high[i] - 1` of the current table of
+        `residencies[i]` in KV-cache `group`, for all i.
+        """
         tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)
@@ -390,7 +401,9 @@ class Replay:
         return pad
 
     def _full_per_request(self) -> Numbers:
-        """Return, for each request, the position after its last token with KV. The last output token has none."""
+        """Return, for each request, the number of slots up to its last token with KV, with the padding before it. The
+        last output token has no KV.
+        """
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
             return self.progress.final

@@ -1,7 +1,7 @@
 """Find the number of computed tokens with which each request begins when it allocates memory.
 
-They are the tokens of its prefix hit and of the blocks that it then loads. The schedule of a recording has no row for a
-request that loads blocks before it computes.
+This is the number of tokens in its prefix hit and in the blocks that it then loads. The schedule of a recording has no
+row for a request that loads blocks before it computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from kvsim.replay.unit_slots import Numbers
 
 
 class _Loads(NamedTuple):
-    """Loads from other servers. A failed load has a second entry with 0 tokens, at the `seq` of its end."""
+    """Loads from other servers. A load that failed has a second entry, at the `seq` of its end and with 0 loaded
+    tokens.
+    """
 
     request: Numbers
     seq: Numbers

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_OWNER = -1
 """Owner of a free unit."""
 CHANGE = np.zeros(len(MemoryKind), np.int8)
-"""Number that a memory row of each kind adds to the number of requests that hold an extent."""
+"""Number that a memory row adds to the number of requests that hold an extent, indexed by `MemoryKind`."""
 CHANGE[[MemoryKind.APPEND, MemoryKind.SHARE]] = 1
 CHANGE[MemoryKind.RELEASE] = -1
 
@@ -46,10 +46,12 @@ class Part:
     group: IntArray | None
     """Index of the KV-cache group of the table; None if the model has one group."""
     until: IntArray
-    """Row of `memory.parquet` in which the allocated extent is freed; the number of rows if it never is."""
+    """Row of `memory.parquet` in which an allocated extent is freed; the number of rows if it never is. It has no
+    meaning for other operations.
+    """
 
 
-class Takes(NamedTuple):
+class UnitAllocations(NamedTuple):
     """Allocations and evictions of single units, in order."""
 
     row: IntArray
@@ -73,7 +75,7 @@ class Unfolded(Protocol):
         Operation `ops[i]` is number `nth[i]`, from 0, among the operations of row `row[i]` of `memory.parquet`.
         """
 
-    def takes(self, begin: int, end: int) -> Takes:
+    def allocations(self, begin: int, end: int) -> UnitAllocations:
         """Return the allocations and evictions of the rows [begin, end), unit by unit."""
 
 
@@ -98,17 +100,18 @@ class UnitRowReader:
         num_ops[self._releases.row] = self._releases.num_extents
         return num_ops
 
-    def takes(self, begin: int, end: int) -> Takes:
+    def allocations(self, begin: int, end: int) -> UnitAllocations:
         """Return the allocations and evictions of the rows [begin, end), unit by unit."""
         memory = self._memory
         row = begin + np.flatnonzero(memory.kind[begin:end] != MemoryKind.RELEASE).astype(np.int32)
         length = memory.length.take(row).astype(np.intp)
         if not len(row) or length.max() == 1:
-            return Takes(row, memory.address.take(row), memory.position.take(row), self._until.take(row))
+            return UnitAllocations(row, memory.address.take(row), memory.position.take(row), self._until.take(row))
         row = np.repeat(row, length)
         nth = np.arange(len(row), dtype=np.int32)
         nth -= np.repeat((np.cumsum(length) - length).astype(np.int32), length)
-        return Takes(row, memory.address.take(row) + nth, memory.position.take(row) + nth, self._until.take(row))
+        address, position = memory.address.take(row) + nth, memory.position.take(row) + nth
+        return UnitAllocations(row, address, position, self._until.take(row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
         """Return the operations `ops`, as `Unfolded.part` describes."""
@@ -141,8 +144,8 @@ class UnitRowReader:
         )
 
 
-class Listed:
-    """Converter for recordings in which a table may free some units before others, with all operations in memory."""
+class ListedOperations:
+    """Converter for recordings in which a table may free some units before others. All operations are in memory."""
 
     def __init__(self, memory: Memory, tables: Holdings, operations: Operations) -> None:
         self._memory, self._tables, self._operations = memory, tables, operations
@@ -151,13 +154,13 @@ class Listed:
         """Return the number of operations that each row becomes."""
         return np.bincount(self._operations.row, minlength=len(self._memory))
 
-    def takes(self, begin: int, end: int) -> Takes:
+    def allocations(self, begin: int, end: int) -> UnitAllocations:
         """Return the allocations and evictions of the rows [begin, end), unit by unit."""
         first, behind = np.searchsorted(self._operations.row, (begin, end)).tolist()
         ops = first + np.flatnonzero(self._memory.kind[self._operations.row[first:behind]] != MemoryKind.RELEASE)
         row = self._operations.row[ops]
         part = self.part(ops, row, row)
-        return Takes(row, part.address, part.position, np.where(part.change > 0, part.until, row))
+        return UnitAllocations(row, part.address, part.position, np.where(part.change > 0, part.until, row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
         """Return the operations `ops`, as `Unfolded.part` describes."""

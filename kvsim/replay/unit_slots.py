@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     from kvsim.replay.ledger import Ledger
 
 Numbers = npt.NDArray[np.int64]
-Span = tuple[Numbers, Numbers]
-"""Ranges [begin, end) of indices in block tables, one for each of several requests."""
+TableRanges = tuple[Numbers, Numbers]
+"""Arrays `begin` and `end`: for each of several requests, the block-table indices from `begin` to `end` - 1."""
 
 
-class Seen(NamedTuple):
+class UnitContents(NamedTuple):
     """Contents of some units at one or more frames. All arrays have the same shape."""
 
     owner: IntArray
-    """Row of the request that holds the unit; `NO_OWNER` if it is free."""
+    """Row of a request that holds the unit; `NO_OWNER` if it is free."""
     position: IntArray
     """Index of the unit in its owner's table."""
     is_shared: npt.NDArray[np.bool_]
@@ -40,18 +40,20 @@ class Seen(NamedTuple):
     """Number of tokens that the owner has computed; undefined for a unit without an owner."""
 
 
-def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers, requested: Numbers) -> Numbers:
-    """Return the number of slots of each unit in each state. The last axis has the eight states, and adds up to
-    `unit_tokens`.
+def slots_of_units(
+    contents: UnitContents, *, unit_tokens: int, pad: Numbers, full: Numbers, requested: Numbers
+) -> Numbers:
+    """Return the number of slots of each unit in each state. The last axis has the eight states of `SlotState`, and
+    adds up to `unit_tokens`.
 
-    The other arrays have one entry for each request: `pad` is the number of padding slots before its tokens, `full` the
-    slot position after its last token with KV, and `requested` the number of slots that were requested for it.
+    `pad`, `full` and `requested` have one entry for each request: the number of padding slots before its tokens, the
+    number of slots up to its last token with KV, and the number of slots that were requested for it.
     """
-    slots = np.zeros((*seen.owner.shape, NUM_STATES), np.int64)
-    slots[..., SlotState.FREE] = np.where(seen.is_cached, 0, unit_tokens)
-    slots[..., SlotState.CACHED] = np.where(seen.is_cached, unit_tokens, 0)
-    held = seen.owner != NO_OWNER
-    requests, begin = seen.owner[held].astype(np.int64), seen.position[held].astype(np.int64) * unit_tokens
+    slots = np.zeros((*contents.owner.shape, NUM_STATES), np.int64)
+    slots[..., SlotState.FREE] = np.where(contents.is_cached, 0, unit_tokens)
+    slots[..., SlotState.CACHED] = np.where(contents.is_cached, unit_tokens, 0)
+    held = contents.owner != NO_OWNER
+    requests, begin = contents.owner[held].astype(np.int64), contents.position[held].astype(np.int64) * unit_tokens
     end = begin + unit_tokens
     slots[held] = split_extent(
         begin,
@@ -59,7 +61,7 @@ def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers,
         pad=pad[requests],
         full=full[requests],
         # Only full units are ever shared.
-        computed=np.where(seen.is_shared[held], end, seen.computed[held]),
+        computed=np.where(contents.is_shared[held], end, contents.computed[held]),
         requested=requested[requests],
     )
     return slots
@@ -67,7 +69,7 @@ def slots_of_units(seen: Seen, *, unit_tokens: int, pad: Numbers, full: Numbers,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """One KV-cache group: what its units hold, tokens or recurrent states, and the sizes of these in slots."""
+    """One KV-cache group: whether its units hold tokens or recurrent states (Mamba), and the slots of one of these."""
 
     kind: CacheKind
     block_size: int
@@ -75,19 +77,19 @@ class TableGroup:
     window: int | None
     """Number of tokens in the window or chunk; None if every token is kept."""
     token_slots: int
-    """Number of slots of one token; 0 if units hold states."""
+    """Number of slots of one token; 0 if units hold recurrent states."""
     state_slots: int
-    """Number of slots of one state; 0 if units hold tokens."""
+    """Number of slots of one recurrent state; 0 if units hold tokens."""
 
     @property
-    def leaves_tokens(self) -> bool:
+    def may_hold_unread(self) -> bool:
         """True if a request may hold units whose tokens or states no later step reads."""
         return self.kind is CacheKind.MAMBA or self.window is not None
 
-    def unread(self, computed: IntArray) -> Numbers:
+    def num_unread(self, computed: IntArray) -> Numbers:
         """Return the number of leading tokens that no later step reads, for requests with `computed` tokens.
 
-        It is 0 for a group of states.
+        It is 0 for a group of recurrent states.
         """
         computed = np.asarray(computed, np.int64)
         if self.kind is CacheKind.MAMBA or self.window is None:
@@ -96,12 +98,12 @@ class TableGroup:
             return np.asarray(computed // self.window * self.window)
         return np.maximum(computed - self.window + 1, 0)
 
-    def changed(self, old: Numbers, new: Numbers) -> Iterator[Span]:
-        """Yield the ranges of table indices whose slots change state when computed tokens go from `old` to `new`."""
+    def changed(self, old: Numbers, new: Numbers) -> Iterator[TableRanges]:
+        """Yield the ranges of table indices whose slots change state when computed tokens grow from `old` to `new`."""
         size = self.block_size
         yield (np.maximum(old - (self.kind is CacheKind.MAMBA), 0) // size, -(-new // size))
-        if self.leaves_tokens and self.kind is not CacheKind.MAMBA:
-            yield (self.unread(old) // size, -(-self.unread(new) // size))
+        if self.may_hold_unread and self.kind is not CacheKind.MAMBA:
+            yield (self.num_unread(old) // size, -(-self.num_unread(new) // size))
 
 
 def table_groups(pool: Pool) -> tuple[TableGroup, ...]:
@@ -134,16 +136,16 @@ class _ReplayedState(Protocol):
     def cached(self) -> npt.NDArray[np.bool_]: ...
     @property
     def refs(self) -> IntArray: ...
-    def alive(self) -> IntArray: ...
+    def held_extents(self) -> IntArray: ...
     def computed(self, requests: IntArray) -> Numbers: ...
 
 
 def slots_of_groups(replay: _ReplayedState, units: IntArray | slice) -> Numbers:
-    """Return the number of slots of each unit in each state: int64[units, 8].
+    """Return the number of slots of each unit in each state: int64[units, 8], in the order of `SlotState`.
 
-    A slot of a shared unit is live if one of its holders still reads it.
+    A slot of a shared unit counts as a token as long as a later step of one of its holders reads it.
     """
-    tables, extents = replay.ledger.tables, replay.alive()
+    tables, extents = replay.ledger.tables, replay.held_extents()
     unit = tables.address[extents] - replay.first_unit
     end = int(unit.max(initial=-1)) + 1
     # A unit may be in several tables. Its slots are written if they are in one of these tables, but expired or still to
@@ -163,7 +165,7 @@ def slots_of_groups(replay: _ReplayedState, units: IntArray | slice) -> Numbers:
             continue
         begin = tables.position[extents[in_group]].astype(np.int64) * group.block_size
         full, reached = replay.full[tables.request[extents[in_group]]], computed[in_group]
-        unread = np.minimum(group.unread(reached), reached)
+        unread = np.minimum(group.num_unread(reached), reached)
         size, slots = group.block_size, group.token_slots
         np.maximum.at(written, unit[in_group], np.clip(reached - begin, 0, size) * slots)
         np.minimum.at(expired, unit[in_group], np.clip(unread - begin, 0, size) * slots)

@@ -1,7 +1,8 @@
 """Contents of every unit of the pool after any number of operations.
 
-If units are shared or cached one by one, a keyframe is copied and later operations are applied. Long extents, such as
-reservations or rows of a batch, are few at a time, so the contents are built from the extents that are held.
+If units are shared or cached one by one, a keyframe is copied and later operations are applied. Otherwise, a pool has
+only few long extents at a time, such as reservations or rows of a batch. Its contents are built from the extents that
+requests hold.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from kvsim.recording.order import expanded
 from kvsim.recording.tables import IntArray
 from kvsim.replay.by_unit import running_refs
 from kvsim.replay.few_units import FewUnits
-from kvsim.replay.keyframes import Columns, Keyframes, apply_operations
+from kvsim.replay.keyframes import Keyframes, UnitColumns, apply_operations
 from kvsim.replay.ledger import Ledger
 from kvsim.replay.unfolding import NO_OWNER, Part
 
-_MOST_RUNS = 64
+_MOST_OPERATIONS = 64
 """Largest number of operations on long extents that are applied one by one. For more, it is faster to build anew."""
 
 
 class UnitStates(ABC):
-    """Contents of each unit of the pool: owner, index in the owner's table, number of holders, and whether it is
-    cached.
+    """Contents of each unit of the pool: one of its holders (owner), its index in the owner's table, the number of
+    holders, and whether it is cached.
 
     Arrays are in order of address. `go_to` changes them in place. Units are numbered from 0, whatever their addresses.
     """
@@ -44,14 +45,14 @@ class UnitStates(ABC):
     @staticmethod
     def of(ledger: Ledger, num_units: int, first_unit: int) -> UnitStates:
         """Return the contents of the pool of `ledger` before its first operation."""
-        kind = SingleUnits if ledger.unit_by_unit else LongRuns
+        kind = SingleUnits if ledger.unit_by_unit else LongExtents
         return kind(ledger, num_units, first_unit)
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
         """Show the pool after the first `op` operations. `seq` is that of the last event among them.
 
-        Return True if the contents were built anew, False if those shown before were changed.
+        Return True if the contents were built anew, False if the previous contents were changed.
         """
 
     @abstractmethod
@@ -60,7 +61,9 @@ class UnitStates(ABC):
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units that become free by the operations [begin, end), each as often as it becomes free."""
+        """Return the units that become free by the operations [begin, end). A unit that becomes free several times is
+        repeated.
+        """
 
     def warm_up(self) -> None:  # noqa: B027  long extents need nothing
         """Build now what `go_to` would otherwise build when it is first needed. Thread-safe."""
@@ -72,7 +75,10 @@ class UnitStates(ABC):
         self.position[units] = np.arange(position, position + length)
 
     def hold_each(self, address: IntArray, length: IntArray, request: IntArray, position: IntArray) -> None:
-        """Give each extent to its request, as `hold` does for one. Most extents are short, so slices are slower."""
+        """Give each extent to its request, as `hold` does for one.
+
+        All units are set by one array operation: for many short extents, a slice for each would be slower.
+        """
         extent, offset = expanded(length)
         units = (address - self._first_unit)[extent] + offset
         self.owner[units], self.refs[units], self.cached[units] = request[extent], 1, False
@@ -98,7 +104,7 @@ class SingleUnits(UnitStates):
         self._ledger = ledger
         # Units above the highest one of any operation never change, so keyframes leave them out.
         num_touched = min(max(ledger.end_of_pool - first_unit, 1), num_units)
-        self._columns = Columns(
+        self._columns = UnitColumns(
             owner=self.owner[:num_touched],
             position=self.position[:num_touched],
             refs=self.refs[:num_touched],
@@ -129,7 +135,7 @@ class SingleUnits(UnitStates):
         part = self._ledger.part(begin, end)
         gone = part.change < 0
         if self._ledger.is_shared:
-            columns = Columns._make(np.empty_like(column) for column in self._columns)
+            columns = UnitColumns._make(np.empty_like(column) for column in self._columns)
             since = self._keyframes.copy(self._keyframes.before(begin), columns)
             apply_operations(self._ledger, since, begin, columns, self._first_unit, self._scratch)
             holders = np.concatenate((np.zeros(self._first_unit, np.int32), columns.refs))
@@ -139,11 +145,11 @@ class SingleUnits(UnitStates):
 
     def warm_up(self) -> None:
         """Build all keyframes. Thread-safe."""
-        self._keyframes.build(len(self._keyframes.op))
+        self._keyframes.build(len(self._keyframes.ops_included))
 
 
-class LongRuns(UnitStates):
-    """Contents of a pool of long extents, each held by one request. An extent is changed as one slice."""
+class LongExtents(UnitStates):
+    """Contents of a pool of long extents, each held by one request. All units of an extent are changed as one slice."""
 
     def __init__(self, ledger: Ledger, num_units: int, first_unit: int) -> None:
         super().__init__(ledger, num_units, first_unit)
@@ -151,7 +157,7 @@ class LongRuns(UnitStates):
 
     def go_to(self, op: int, seq: int) -> bool:
         """Show the pool after the first `op` operations. Return True if it was built anew."""
-        begins_afresh = not 0 <= op - self._op <= _MOST_RUNS
+        begins_afresh = not 0 <= op - self._op <= _MOST_OPERATIONS
         if begins_afresh:
             self.owner[:], self.refs[:] = NO_OWNER, 0
             tables = self._ledger.tables

@@ -18,10 +18,12 @@ class Waiting:
 
     def __init__(self, recording: Recording, ledger: Ledger, progress: Progress) -> None:
         self._requests, held = recording.requests, ledger.tables.residencies
-        self._first_birth = np.full(len(recording.requests), _NEVER, np.int64)
-        """`seq` of the event with which each request first held memory; -1 if it did before the recording begins."""
-        np.minimum.at(self._first_birth, held.request, held.birth_seq)
-        self._first_birth[progress.initial > 0] = -1
+        self._first_held = np.full(len(recording.requests), _NEVER, np.int64)
+        """`seq` of the event with which each request first held memory: -1 if it did before the recording begins,
+        `_NEVER` if it never did.
+        """
+        np.minimum.at(self._first_held, held.request, held.birth_seq)
+        self._first_held[progress.initial > 0] = -1
         self._gone_at = self._ends(recording, ledger)
         """`seq` of the event after which each request waits no more; see `_ends`."""
         self._all_gone_at = np.maximum.accumulate(self._gone_at)
@@ -62,6 +64,6 @@ class Waiting:
         waits &= ~(requests.finished_s[window] <= time_s)
         rows = begin + np.flatnonzero(waits)
         rows = rows[~np.isin(rows, live)]
-        started = self._first_birth[rows] <= seq
+        started = self._first_held[rows] <= seq
         waiting: Numbers = rows[np.lexsort((requests.arrival_seq[rows], ~started))].astype(np.int64)
         return waiting

@@ -96,7 +96,7 @@ def recorded_images(workload: Workload, rows: npt.NDArray[np.int64]) -> PromptIm
         return None
     images = workload.images.take(rows)
     return PromptImages(
-        request=images.row.astype(np.int32),
+        request=images.prompt_index.astype(np.int32),
         image=images.content.astype(np.int32),
         place=images.place.astype(np.int32),
         tokens=images.tokens.astype(np.int32),

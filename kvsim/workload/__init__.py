@@ -15,7 +15,7 @@ from kvsim.on_demand import by_name, names_of
 if TYPE_CHECKING:
     from kvsim.workload.arrivals import AllAtOnce, Arrivals, Constant, Gamma, Poisson
     from kvsim.workload.columns import LONGEST_S, MAX_TOKENS, Numbered, Ragged
-    from kvsim.workload.images import Image, Images, ImageShare, ImageSize
+    from kvsim.workload.images import Image, ImageDistribution, Images, ImageSize
     from kvsim.workload.lengths import Empirical, Fixed, Lengths, LogNormal, Uniform
     from kvsim.workload.request import Request, SharedPrefix
     from kvsim.workload.sessions import Pauses, converse
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _HOME = by_name({
     "kvsim.workload.arrivals": "AllAtOnce Arrivals Constant Gamma Poisson",
     "kvsim.workload.columns": "LONGEST_S MAX_TOKENS Numbered Ragged",
-    "kvsim.workload.images": "Image Images ImageShare ImageSize",
+    "kvsim.workload.images": "Image Images ImageDistribution ImageSize",
     "kvsim.workload.lengths": "Empirical Fixed Lengths LogNormal Uniform",
     "kvsim.workload.request": "Request SharedPrefix",
     "kvsim.workload.sessions": "Pauses converse",
@@ -47,7 +47,7 @@ __all__ = [
     "Fixed",
     "Gamma",
     "Image",
-    "ImageShare",
+    "ImageDistribution",
     "ImageSize",
     "Images",
     "Lengths",

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def check_histories(images: Images, turns: Turns, ids: Sequence[str]) -> None:
-    """Check that the history of each turn has the same images as the turn that it repeats.
+    """Check that the history of each turn has the images of the turn in `after`, whose tokens it repeats.
 
     Raises:
-        WorkloadError: a history has other images.
+        WorkloadError: a history has other images, has them at other places, or ends inside an image.
     """
     for row in np.flatnonzero(turns.after >= 0).tolist():
         after, history = int(turns.after[row]), int(turns.history_tokens[row])
@@ -38,14 +38,15 @@ def _before(images: Sequence[Image], end: int) -> list[Image]:
 
 
 def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[Images, Int64Array]:
-    """Return the images of all prompts: in each turn, first the images of the turns before, then its `new` ones.
+    """Return the images of all prompts: in each turn, the images of the earlier turns that it repeats, then its `new`
+    ones.
 
-    Also return the number of tokens that the images of earlier turns add to each prompt: int64[n]. `new.place` does not
-    count these tokens. `text_tokens` is the number of tokens in the prompt and the answer of the turn before, without
-    images: int64[n].
+    Also return the number of tokens that the repeated images add to each prompt: int64[n]. `new.place` does not count
+    these tokens. `text_tokens` has, for each turn, the number of tokens in the prompt and the answer of the turn in
+    `after`, without images: int64[n].
 
     Raises:
-        UsageError: a turn does not repeat all of the turn before.
+        UsageError: a turn does not repeat all of the turn in `after`.
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != text_tokens[later]).any() or (turns.after >= np.arange(len(turns))).any():
@@ -61,12 +62,15 @@ def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[
 
 
 def history_with_tokens(images: Images, measured: Images, turns: Turns) -> Turns:
-    """Return `turns` with the tokens of images added to the histories.
+    """Return `turns` with the tokens of images in pixels added to the histories that have these images.
 
-    Each image in pixels adds the number of tokens that it has in `measured`, and its two marks.
+    `measured` has the number of tokens of each image. An image also adds two marks: the token before it and the token
+    after it.
     """
-    in_history = images.in_pixels & (images.place < turns.history_tokens[images.row])
-    added = np.bincount(images.row[in_history], measured.tokens[in_history] + MARKS, len(turns)).astype(np.int64)
+    in_history = images.in_pixels & (images.place < turns.history_tokens[images.prompt_index])
+    added = np.bincount(images.prompt_index[in_history], measured.tokens[in_history] + MARKS, len(turns)).astype(
+        np.int64
+    )
     return replace_history(turns, turns.history_tokens + added)
 
 

@@ -137,22 +137,25 @@ class Images:
         return f"<Images: {len(self.content):,} in {len(self):,} prompts>"
 
     @property
-    def row(self) -> Int64Array:
+    def prompt_index(self) -> Int64Array:
         """Index of the prompt of each image: int64[num_images]."""
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     @property
     def end(self) -> Int64Array:
-        """Number of tokens of the prompt up to the end of each image: int64[num_images]."""
+        """Number of tokens of the prompt up to the end of each image: int64[num_images].
+
+        An image in pixels has 0 tokens until `measured` fills in their number.
+        """
         return self.place + self.tokens
 
     @property
     def in_pixels(self) -> np.ndarray:
-        """True for images in pixels, whose tokens depend on the model: bool[num_images]."""
+        """True for images whose number of tokens depends on the model and is not filled in yet: bool[num_images]."""
         return np.asarray(self.tokens == 0)
 
     def take(self, rows: Int64Array) -> Images:
-        """Return a table with the images of the prompts `rows`, in this order."""
+        """Return a table with the images of the prompts with the indices `rows`, in this order."""
         numbers = np.diff(self.offsets)[rows]
         offsets = np.concatenate(([0], np.cumsum(numbers)))
         chosen = np.arange(offsets[-1]) + np.repeat(self.offsets[:-1][rows] - offsets[:-1], numbers)
@@ -162,8 +165,9 @@ class Images:
     def measured(self, tokens_of: Callable[[int, int], int]) -> tuple[Images, Int64Array]:
         """Return the images with the number of tokens of each image in pixels filled in.
 
-        Also return the number of tokens that images in pixels add to each prompt: int64[n]. `tokens_of(width, height)`
-        returns the number of tokens of an image, without its two marks: the token before it and the token after it.
+        Also return the number of tokens that these images add to each prompt: int64[num_prompts].
+        `tokens_of(width, height)` returns the number of tokens of an image, without its two marks: the token before it
+        and the token after it.
         """
         sides, which = np.unique(np.stack((self.width, self.height))[:, self.in_pixels], axis=1, return_inverse=True)
         of_sides = np.array([tokens_of(*pair) for pair in sides.T.tolist()], np.int64)
@@ -171,15 +175,15 @@ class Images:
         tokens[self.in_pixels] = of_sides[which.ravel()]
         added[self.in_pixels] = tokens[self.in_pixels] + MARKS
         through = np.concatenate(([0], np.cumsum(added)))
-        before = through[:-1] - through[self.offsets[:-1]][self.row]
+        before = through[:-1] - through[self.offsets[:-1]][self.prompt_index]
         place = self.place + before + self.in_pixels
         images = Images(
             offsets=self.offsets, content=self.content, place=place, tokens=tokens, width=self.width, height=self.height
         )
         return images, np.diff(through[self.offsets])
 
-    def _of_two_sizes(self) -> np.ndarray:
-        """Mark the images of which an equal image has another size: bool[num_images]."""
+    def _differ_in_size(self) -> np.ndarray:
+        """Mark the images that have another size than the first image with the same content: bool[num_images]."""
         _, first, which = np.unique(self.content, return_index=True, return_inverse=True)
         sizes = np.stack((self.tokens, self.width, self.height))
         return np.asarray((sizes != sizes[:, first[which]]).any(axis=0))
@@ -196,7 +200,7 @@ class Images:
             raise UsageError(
                 f"images has {len(self)} rows; it must have {len(prompt_tokens)}, as the other columns do."
             )
-        row = self.row
+        row = self.prompt_index
         # The end of the image before, in the same prompt; 0 for the first image of a prompt.
         before = np.concatenate(([0], self.end[:-1]))
         before[self.offsets[:-1][np.diff(self.offsets) > 0]] = 0
@@ -213,7 +217,7 @@ class Images:
             ("place is {place}, inside the image before it, or before that", self.place < before),
             ("place is {place}, inside the shared prefix; images follow that", self.place < prefix_tokens[row]),
             ("ends behind the prompt, which has {prompt} tokens", self.end > prompt_tokens[row]),
-            ("is image {content}, which has another size elsewhere", self._of_two_sizes()),
+            ("is image {content}, which has another size elsewhere", self._differ_in_size()),
         )
         for sentence, bad in rules:
             if bad.any():
@@ -231,10 +235,10 @@ class Images:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageShare:
-    """Distribution of the images in generated requests."""
+class ImageDistribution:
+    """Distribution of the numbers and sizes of images in generated requests."""
 
-    number: float
+    mean_images: float
     """Mean number of images in a request. With 1.3, each request has one image, and 30% have a second one."""
     sizes: tuple[ImageSize, ...]
     """Sizes from which the size of each image is drawn. All are equally likely."""
@@ -242,9 +246,9 @@ class ImageShare:
     """Number of different images, which are drawn with replacement; None if no two images are equal."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.number) and 0 < self.number <= _MOST_NUMBER):
+        if not (math.isfinite(self.mean_images) and 0 < self.mean_images <= _MOST_NUMBER):
             raise UsageError(
-                f"the mean number of images of a request is {self.number}; it must be above 0 and at most "
+                f"the mean number of images of a request is {self.mean_images}; it must be above 0 and at most "
                 f"{_MOST_NUMBER:,}."
             )
         if not self.sizes:
@@ -254,15 +258,15 @@ class ImageShare:
 
     def __str__(self) -> str:
         kinds = f", {self.num_different:,} different ones" if self.num_different else ""
-        return f"{self.number:g} images a request of {', '.join(map(str, self.sizes))}{kinds}"
+        return f"{self.mean_images:g} images a request of {', '.join(map(str, self.sizes))}{kinds}"
 
     def draw(self, place: Int32Array, seed: int) -> Images:
         """Draw the images of requests.
 
         The first image of a request begins at token `place[row]` of its prompt, and the others follow.
         """
-        rng, whole = np.random.default_rng((seed, _STREAM)), math.floor(self.number)
-        numbers = whole + (rng.random(len(place)) < self.number - whole)
+        rng, whole = np.random.default_rng((seed, _STREAM)), math.floor(self.mean_images)
+        numbers = whole + (rng.random(len(place)) < self.mean_images - whole)
         offsets = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))
         most = self.num_different or max(int(offsets[-1]), 1)
         sizes = np.array(self.sizes, np.int64)[rng.integers(len(self.sizes), size=most)]

@@ -65,7 +65,7 @@ class LogNormal:
         return f"{self.mean_tokens:g} tokens on average (log-normal, sigma {self.sigma:g})"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """Draw `n` lengths in tokens: int64[n]."""
+        """Draw `n` lengths in tokens, from `minimum` to `maximum`: int64[n]."""
         mean_of_ln = math.log(self.mean_tokens) - self.sigma**2 / 2
         drawn = rng.lognormal(mean_of_ln, self.sigma, n)
         return np.clip(np.rint(drawn), self.minimum, self.maximum).astype(np.int64)
@@ -85,7 +85,7 @@ class Uniform:
         return f"{self.low:,} to {self.high:,} tokens"
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """Draw `n` lengths in tokens: int64[n]."""
+        """Draw `n` lengths in tokens, from `low` to `high`: int64[n]."""
         return rng.integers(self.low, self.high, n, dtype=np.int64, endpoint=True)
 
 
@@ -104,7 +104,7 @@ class Empirical:
         check_tokens("the largest length", max(self.values))
 
     def sample(self, n: int, rng: np.random.Generator) -> Int64Array:
-        """Draw `n` lengths in tokens: int64[n]."""
+        """Draw `n` of the measured lengths in tokens: int64[n]."""
         return rng.choice(np.array(self.values, np.int64), n)
 
     def __repr__(self) -> str:

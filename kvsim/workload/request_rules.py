@@ -120,7 +120,9 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 
 def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return all rules: the end of the rule's error message, and True in the rows that violate the rule: bool[n]."""
+    """Return all rules. Each has two parts: the end of its error message, and True for each row that violates it:
+    bool[n].
+    """
     return [*_rules_of_lengths(workload), *_rules_of_prefixes(workload)]
 
 

@@ -88,7 +88,7 @@ def converse(
     first = (np.cumsum(sizes) - sizes)[session]
     return Workload(
         arrival_s=arrivals.sample(num_sessions, streams[2])[session],
-        prompt_tokens=_with_histories(new, first) + (prefixes.tokens if prefixes else 0),
+        prompt_tokens=_prompt_tokens(new, first) + (prefixes.tokens if prefixes else 0),
         output_tokens=new.output_tokens,
         max_tokens=new.max_tokens,
         **({} if prefixes is None else prefixes.columns(prefixes.sample(num_sessions, streams[3])[session])),
@@ -128,8 +128,9 @@ def _check_numbers(num_sessions: int, seed: int) -> None:
         raise UsageError(f"the seed is {seed}; it must be 0 or more.")
 
 
-def _with_histories(new: Workload, first: Int64Array) -> Int64Array:
-    """Return the number of tokens in each prompt, with all earlier prompts and answers of its session.
+def _prompt_tokens(new: Workload, first: Int64Array) -> Int64Array:
+    """Return the number of tokens in each prompt: all earlier prompts and answers of its session, and its new tokens.
+    Shared prefixes do not count.
 
     `new` has the new tokens of each turn. `first` has, for each row, the row of the first turn of its session.
     """

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from kvsim.workload.columns import FloatArray, Int32Array, Int64Array
-    from kvsim.workload.images import ImageShare
+    from kvsim.workload.images import ImageDistribution
     from kvsim.workload.turns import Turns
 
 
 _ADAPTERS = 4
 """Number of the stream of random numbers for adapters, which differs from those of other draws with the same seed."""
-_NO_TIME_S = 1e-12
-"""Largest time in seconds between the first and the last arrival for which all requests count as arriving at once."""
+_AT_ONCE_S = 1e-12
+"""Largest number of seconds between the first and the last arrival at which all requests count as arriving at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +90,15 @@ class Workload:
     prefix_names: Sequence[str]
     """Names of the shared prefixes."""
     prompt_hashes: Ragged[np.int64]
-    """Chained hashes of each prompt, at most one for each full unit of `hash_unit_tokens` tokens: int64 values."""
+    """Chained hashes of each prompt, one for each full unit of `hash_unit_tokens` tokens: int64 values. The last ones
+    may be missing if they are not known.
+    """
     hash_unit_tokens: int
     """Number of tokens in one unit. The hash of a unit also covers all units before it."""
     hash_ahead_tokens: int
-    """Number of tokens beyond the end of its unit that a hash also covers; above 0 only if draft layers read ahead."""
+    """Number of tokens after its unit that a hash also covers. It is above 0 only for an engine with draft layers that
+    read ahead.
+    """
     prompt_token_ids: Ragged[np.int32] | None
     """Token ids of each prompt: an empty row where unknown, None if unknown for all prompts."""
     images: Images | None
@@ -108,7 +112,6 @@ class Workload:
     ids: Sequence[str]
     """Name of each request."""
     name: str
-    """Name of the workload."""
     description: str
     """One sentence about the source of the requests."""
 
@@ -251,7 +254,7 @@ class Workload:
         return replace(self, **changes | {"ids": self.ids[first_row::stride]})
 
     def take(self, rows: Int64Array) -> Workload:
-        """Return the requests in `rows`, which ascend. They keep their ids."""
+        """Return the requests at the row indices `rows`, which must ascend. They keep their ids."""
         changes: dict[str, Any] = self._rows(rows)
         return replace(self, **changes | {"ids": [self.ids[row] for row in rows.tolist()]})
 
@@ -305,22 +308,23 @@ class Workload:
         said = f"; {number:,} adapters, the n-th as often as 1/n^{skew:g}" if skew else f"; {number:,} adapters"
         return replace(self, adapter=frozen(adapter.astype(np.int32)), description=f"{self.description}{said}")
 
-    def with_images(self, share: ImageShare, seed: int) -> Workload:
+    def with_images(self, distribution: ImageDistribution, seed: int) -> Workload:
         """Return the requests with generated images, which follow the shared prefix of each prompt.
 
-        In a turn of a session, they follow the history, which has the images of the turns before.
+        In a turn of a session, they follow the history, which contains the images of the earlier turns.
 
         Raises:
-            UsageError: the requests have images, or token ids or hashes, which do not cover generated images.
+            UsageError: the requests have images already, or have token ids or hashes, which would not cover new images;
+                or a turn does not repeat all of the turn before it.
         """
         if self.images is not None or self.prompt_token_ids is not None or len(self.prompt_hashes.values):
             raise UsageError("images are drawn for prompts whose contents are not known; these have token ids, hashes "
                              "or images of their own.")  # fmt: skip
-        said, turns = f"{self.description}; {share}", self.turns
+        said, turns = f"{self.description}; {distribution}", self.turns
         if turns is None:
-            images = share.draw(self.prefix_tokens, seed)
+            images = distribution.draw(self.prefix_tokens, seed)
         else:
-            new = share.draw(np.where(turns.after < 0, self.prefix_tokens, turns.history_tokens), seed)
+            new = distribution.draw(np.where(turns.after < 0, self.prefix_tokens, turns.history_tokens), seed)
             text_tokens = (self.prompt_tokens.astype(np.int64) + self.output_tokens)[turns.after]
             images, before = with_histories(new, turns, text_tokens)
             turns = replace_history(turns, turns.history_tokens + before)
@@ -340,11 +344,11 @@ class Workload:
         return replace(self, prompt_tokens=self.prompt_tokens + added, images=images, turns=turns)
 
     def cut(self, max_model_len: int) -> Workload:
-        """Return the requests, shortened so that a server with this `max_model_len` can serve all.
+        """Return the requests, shortened for a server with this `max_model_len`.
 
         Prompts are cut to `max_model_len - 1` tokens, and answers to the tokens that are left. The turns of a session
-        are not cut: the session ends before its first turn with a prompt that is too long. If all prompts are too long,
-        nothing is cut.
+        are not cut: the session ends before its first turn with a longer prompt. If every prompt of the workload is
+        longer, the requests are returned unchanged, and the server can serve none.
 
         Raises:
             UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
@@ -376,12 +380,13 @@ class Workload:
         )
 
     def _with_sessions_ended(self, max_model_len: int) -> Workload:
-        """Drop every turn whose prompt leaves no room for an answer, and all turns after it.
+        """Drop every turn whose prompt leaves no room for an answer, and all turns after it; but not all turns of the
+        workload.
 
-        Default ids are numbered anew.
+        Ids are kept, except for default ids, which are numbered anew.
         """
         assert self.turns is not None
-        kept = self.turns.closed(self.prompt_tokens < max_model_len)
+        kept = self.turns.without_orphans(self.prompt_tokens < max_model_len)
         if kept.all() or not kept.any():
             return self
         changes: dict[str, Any] = self._rows(np.flatnonzero(kept))
@@ -393,7 +398,7 @@ class Workload:
         begins_s = self.arrival_s if self.turns is None else self.arrival_s[self.turns.after < 0]
         duration_s = float(begins_s[-1] - begins_s[0])
         gaps_s = np.diff(begins_s)
-        passes = duration_s > _NO_TIME_S
+        passes = duration_s > _AT_ONCE_S
         return WorkloadSummary(
             num_requests=len(self),
             duration_s=duration_s,
@@ -407,7 +412,10 @@ class Workload:
         )
 
     def _rows(self, rows: Int64Array) -> dict[str, object]:
-        """Return the fields with one value per request, for `rows` in this order. Default ids are numbered anew."""
+        """Return the fields with one value per request, for the row indices `rows` in this order.
+
+        Default ids are numbered anew, as the first `len(rows)` ids. A caller that keeps ids sets them itself.
+        """
         prompts = self.prompt_token_ids
         return {
             **{column: frozen(getattr(self, column)[rows]) for column in SCALAR_COLUMNS},

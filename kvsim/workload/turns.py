@@ -39,7 +39,8 @@ class _TokenColumns(Protocol):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Turns:
-    """Turn that each request waits for, the pause after that turn, and how many of its tokens the prompt repeats.
+    """Turns of sessions: for each request, the turn that it waits for, the pause after the end of that turn, and the
+    number of tokens of that turn with which its prompt begins.
 
     Raises:
         UsageError: a column has the wrong shape or type.
@@ -152,14 +153,20 @@ class Turns:
         )
 
     def earliest_s(self, arrival_s: FloatArray) -> FloatArray:
-        """Return the arrival times, each raised to at least that of the turn in `after`."""
+        """Return the arrival times, each raised to at least the arrival time of the turn in `after`. Pauses and the
+        lengths of turns do not count.
+        """
         earliest = arrival_s.copy()
         for rows in self._levels()[1:]:
             earliest[rows] = np.maximum(earliest[rows], earliest[self.after[rows]])
         return frozen(earliest)
 
     def take(self, rows: Int64Array) -> Turns:
-        """Return the turns in `rows`, in this order. A turn that waits for none of `rows` becomes a first turn."""
+        """Return the turns in `rows`, in this order. They wait only for turns in `rows`.
+
+        If the turn in `after` is not in `rows`, the first of `also_after` that is in `rows` takes its place. A turn
+        that waits for none of `rows` becomes a first turn.
+        """
         # The additional last entry translates NONE, which is index -1, to NONE.
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
@@ -180,8 +187,8 @@ class Turns:
         history = np.where((after < 0) | (self.after[rows] < 0), 0, self.history_tokens[rows])
         return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
 
-    def closed(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return `kept` without the turns that wait, directly or not, for a turn that is not kept: bool[n]."""
+    def without_orphans(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return `kept`, but False for turns that wait, directly or not, for a turn that is not kept: bool[n]."""
         kept = kept.copy()
         num_kept = -1
         while num_kept != (num_kept := int(kept.sum())):  # until no turn waits for a dropped one

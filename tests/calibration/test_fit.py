@@ -14,7 +14,7 @@ from kvsim.calibration import calibrate
 from kvsim.calibration.corrections import _line, with_mean_excess, with_new_sequences, with_sizes
 from kvsim.calibration.machines import pace_of, relative_to_median
 from kvsim.calibration.observed import observe
-from kvsim.calibration.predict import counted_errors, predict, step_errors
+from kvsim.calibration.predict import predict, scaled_errors, step_errors
 from kvsim.calibration.prior import vllm_prior
 from kvsim.errors import UsageError
 from kvsim.hardware import find_gpu
@@ -175,7 +175,7 @@ def test_a_profile_is_of_the_machine_in_the_middle() -> None:
 
 def test_how_fast_a_machine_is_follows_from_the_errors_of_its_steps() -> None:
     observed = observe(measured(5, times=at_pace(Pace(host=1.4, gpu=1.02), TRUTH)))
-    found = pace_of([observed], partial(counted_errors, TRUTH))
+    found = pace_of([observed], partial(scaled_errors, TRUTH))
     assert found == pytest.approx((1.4, 1.02), rel=0.02)
     assert relative_to_median({"a": Pace(2.0, 1.0), "b": Pace(4.0, 1.1), "c": Pace(3.0, 1.05)})["b"] == pytest.approx(
         (4 / 3, 1.1 / 1.05)

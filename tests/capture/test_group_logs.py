@@ -75,7 +75,7 @@ def test_what_is_not_touched_looks_as_before(recording: Recording) -> None:
     before = replay.slots()
     for frame in range(1, replay.num_frames):
         replay.seek(frame)
-        now, touched = replay.slots(), replay.touched(frame - 1, frame)
+        now, touched = replay.slots(), replay.changed_units(frame - 1, frame)
         changed = np.flatnonzero((now != before).any(axis=1))
         assert np.isin(changed, touched).all()
         before = now

@@ -520,7 +520,7 @@ def assert_same_account(recent: Excerpt, whole: Excerpt) -> None:
     np.testing.assert_array_equal(waste(Replay(here)).slots[first:], waste(Replay(there)).slots[first + offset :])
     encoders = EncoderContents.of(here), EncoderContents.of(there)
     if encoders[0] is not None and encoders[1] is not None:
-        for name in ("held_tokens", "kept_tokens"):
+        for name in ("held_outputs", "idle_outputs"):
             ours, theirs = (getattr(each, name) for each in encoders)
             np.testing.assert_array_equal(ours[first:-1], theirs[first + offset : -1])
 

@@ -143,7 +143,7 @@ def look_at(recording: Recording) -> None:
         before = player.frame
         player.seek(frame)
         assert (player.slots().sum(axis=1) == player.unit_tokens).all()
-        player.slots(player.touched(before, player.frame))
+        player.slots(player.changed_units(before, player.frame))
         player.waiting_requests()
     for request in range(min(3, len(recording.requests))):
         player.block_table(request)

@@ -31,6 +31,7 @@ from kvsim.recording import (
 )
 from kvsim.replay import Replay, keyframes, ledger, unit_states
 from kvsim.replay.free_memory import free_extent_lengths, free_extent_lengths_at
+from kvsim.replay.progress import Progress
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
@@ -362,7 +363,7 @@ def event_streams(draw: st.DrawFn) -> Recording:
 @pytest.fixture(params=[1, 3, 8_192], ids=lambda units: f"keyframe-every-{units}")
 def keyframe_spacing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setattr(keyframes, "_OPS_PER_KEYFRAME", request.param)
-    monkeypatch.setattr(unit_states, "_MOST_RUNS", request.param // 2)
+    monkeypatch.setattr(unit_states, "_MOST_OPERATIONS", request.param // 2)
     monkeypatch.setattr(ledger, "_OPS_AT_ONCE", request.param)
     return int(request.param)
 
@@ -559,7 +560,7 @@ def assert_touched_covers_every_change(player: Replay, frames: list[tuple[int, i
         old, old_owner = player.slots(), player.owner.copy()
         player.seek(after)
         changed = np.flatnonzero((player.slots() != old).any(axis=1) | (player.owner != old_owner))
-        touched = player.touched(before, after)
+        touched = player.changed_units(before, after)
         assert np.isin(changed, touched).all(), f"from frame {before} to {after}: {np.setdiff1d(changed, touched)}"
         assert (np.diff(touched) > 0).all()
 
@@ -598,7 +599,7 @@ def assert_touched_is_what_the_tables_say(player: Replay, frames: list[tuple[int
             slots = positions * player.unit_tokens
             written = (slots < end) & (slots + player.unit_tokens > (0 if stale else begin)) & (end > begin)
             expected[addresses[written] - player.first_unit] = True
-        np.testing.assert_array_equal(player.touched(before, after), np.flatnonzero(expected))
+        np.testing.assert_array_equal(player.changed_units(before, after), np.flatnonzero(expected))
 
 
 @settings(max_examples=60, deadline=None)
@@ -715,7 +716,7 @@ def test_units_that_only_lose_a_prefix_stay_free(make_meta: Callable[..., Meta])
     player = Replay(builder.finish(make_meta(4, unit_tokens=2)))
     player.seek(player.num_frames)
     assert player.slots()[:, SlotState.FREE].tolist() == [2, 2, 2, 2]
-    assert player.touched(0, 1).tolist() == []
+    assert player.changed_units(0, 1).tolist() == []
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -748,3 +749,19 @@ def test_a_pool_that_nobody_uses_stays_free(make_meta: Callable[..., Meta]) -> N
     player = Replay(builder.finish(make_meta(4, unit_tokens=2)))
     assert player.slots()[:, SlotState.FREE].tolist() == [2, 2, 2, 2]
     assert player.waiting_requests().tolist() == [0]
+
+
+def test_drafts_do_not_count_before_they_are_accepted(make_meta: Callable[..., Meta]) -> None:
+    """Before its first step, a request has computed nothing."""
+    builder = RecordingBuilder()
+    late, early = builder.arrived("late", 0.0, 4, 8), builder.arrived("early", 0.0, 4, 8)
+    for step, (request, before, tokens, known) in enumerate([(early, 0, 4, 4), (early, 4, 3, 5), (late, 0, 4, 4)]):
+        builder.begin_event()
+        builder.scheduled(request, before, tokens, float(step), 1, known)
+        builder.step(start_s=float(step))
+        builder.begin_event()
+        builder.output(step, step + 0.5, {request: 1})
+        builder.emitted(request, step + 0.5)
+    progress = Progress(builder.finish(make_meta(4, unit_tokens=2)))
+    assert [progress.most_tokens(early, step) for step in range(3)] == [4, 5, 5]
+    assert [progress.most_tokens(late, step) for step in range(3)] == [0, 0, 4]

@@ -29,7 +29,7 @@ from kvsim.recording.tables import ImageEventKind
 from kvsim.replay.encoder_contents import EncoderContents
 from kvsim.simulation import EngineName, Machine, simulate
 from kvsim.steptime import reduce
-from kvsim.workload import Image, Images, ImageShare, ImageSize, LogNormal, Poisson, Ragged, Workload, generate
+from kvsim.workload import Image, ImageDistribution, Images, ImageSize, LogNormal, Poisson, Ragged, Workload, generate
 
 from .test_engines import ENGINES, STEP_TIME, assert_same, machine_of
 
@@ -63,7 +63,7 @@ def drawn(number: int = 30, different: int | None = 10, seed: int = 3) -> Worklo
         seed=seed,
     )
     sizes = (ImageSize(3000, 2000), ImageSize(640, 480), ImageSize(tokens=576))
-    return requests.with_images(ImageShare(number=1.5, sizes=sizes, num_different=different), seed)
+    return requests.with_images(ImageDistribution(mean_images=1.5, sizes=sizes, num_different=different), seed)
 
 
 @cache
@@ -136,7 +136,7 @@ def test_an_image_without_room_cuts_a_chunk_right_before_it() -> None:
     recording = simulate(requests, paged(max_num_batched_tokens=8192), vision_machine(60_000), check=True)
     contents = EncoderContents.of(recording)
     assert contents is not None
-    assert contents.held_tokens.max() == 12_000
+    assert contents.held_outputs.max() == 12_000
     second = recording.schedule.request == 1
     assert recording.schedule.tokens[second].tolist()[0] == 50
 
@@ -145,13 +145,13 @@ def test_the_account_of_the_encoder_cache_adds_up_at_every_step() -> None:
     recording = served()
     contents = EncoderContents.of(recording)
     assert contents is not None
-    assert (contents.held_tokens + contents.kept_tokens <= contents.capacity_tokens).all()
-    assert min(contents.held_tokens.min(), contents.kept_tokens.min()) >= 0
-    assert contents.held_tokens[-1] == 0
+    assert (contents.held_outputs + contents.idle_outputs <= contents.capacity_outputs).all()
+    assert min(contents.held_outputs.min(), contents.idle_outputs.min()) >= 0
+    assert contents.held_outputs[-1] == 0
     for step in range(len(recording.steps)):
         images = contents.images_at(step)
-        assert sum(each.tokens for each in images if each.num_users) == contents.held_tokens[step]
-        assert sum(each.tokens for each in images if not each.num_users) == contents.kept_tokens[step]
+        assert sum(each.num_outputs for each in images if each.num_holders) == contents.held_outputs[step]
+        assert sum(each.num_outputs for each in images if not each.num_holders) == contents.idle_outputs[step]
 
 
 def test_a_recording_with_images_is_read_and_served_again(tmp_path: Path) -> None:

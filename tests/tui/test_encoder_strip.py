@@ -32,11 +32,11 @@ def test_the_strip_has_the_shares_of_the_account() -> None:
         keys = encoder_keys(contents, frame, WIDTH, half_blocks=False)[0].tolist()
         images = contents.images_at(frame)
         for paints, tokens, count in (
-            ((NEW, HELD), contents.held_tokens[frame], sum(1 for image in images if image.users)),
-            ((KEPT,), contents.kept_tokens[frame], sum(1 for image in images if not image.users)),
+            ((NEW, HELD), contents.held_outputs[frame], sum(1 for image in images if image.holders)),
+            ((KEPT,), contents.idle_outputs[frame], sum(1 for image in images if not image.holders)),
         ):
             drawn = sum(keys.count(key_of(paint)) for paint in paints)
-            assert abs(drawn - tokens * WIDTH / contents.capacity_tokens) <= 2 * count
+            assert abs(drawn - tokens * WIDTH / contents.capacity_outputs) <= 2 * count
             seen |= {paint for paint in paints if key_of(paint) in keys}
     assert seen == {NEW, HELD, KEPT}
 

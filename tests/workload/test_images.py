@@ -10,7 +10,17 @@ import pytest
 
 from kvsim.errors import UsageError, WorkloadError
 from kvsim.importers import read_workload, write_workload
-from kvsim.workload import Image, Images, ImageShare, ImageSize, Request, SharedPrefixes, Workload, converse, generate
+from kvsim.workload import (
+    Image,
+    ImageDistribution,
+    Images,
+    ImageSize,
+    Request,
+    SharedPrefixes,
+    Workload,
+    converse,
+    generate,
+)
 
 PIXELS, TOKENS = ImageSize(640, 480), ImageSize(tokens=50)
 
@@ -23,17 +33,19 @@ def workload(*rows: list[Image], text: int = 100) -> Workload:
 
 def test_images_in_tokens_are_part_of_the_prompt_and_those_in_pixels_come_on_top() -> None:
     plain = generate(200, prompt=100, output=10)
-    drawn = plain.with_images(ImageShare(number=1.25, sizes=(PIXELS, TOKENS), num_different=7), seed=1)
+    drawn = plain.with_images(ImageDistribution(mean_images=1.25, sizes=(PIXELS, TOKENS), num_different=7), seed=1)
     images = drawn.images
     assert images is not None
     assert len(images.content) in range(230, 271)
     assert 1 <= images.content.min() <= images.content.max() <= 7
-    np.testing.assert_array_equal(drawn.prompt_tokens, 100 + np.bincount(images.row, images.tokens, 200))
+    np.testing.assert_array_equal(drawn.prompt_tokens, 100 + np.bincount(images.prompt_index, images.tokens, 200))
     served = drawn.with_image_tokens(lambda width, height: width * height // 1000)
     assert served.images is not None
     assert not served.images.in_pixels.any()
     added = np.where(images.in_pixels, 307 + 2, 0)
-    np.testing.assert_array_equal(served.prompt_tokens, drawn.prompt_tokens + np.bincount(images.row, added, 200))
+    np.testing.assert_array_equal(
+        served.prompt_tokens, drawn.prompt_tokens + np.bincount(images.prompt_index, added, 200)
+    )
     for row in range(200):
         end = 0
         for image in served.images[row]:
@@ -91,7 +103,7 @@ def test_an_image_that_cannot_be_is_refused(row: list[Image], words: str) -> Non
 def test_images_do_not_go_with_what_says_what_prompts_are() -> None:
     known = Request(id="a", arrival_s=0, prompt_tokens=2, output_tokens=1, max_tokens=1, prompt_token_ids=(1, 2))
     with pytest.raises(UsageError, match="have token ids"):
-        Workload.from_requests([known]).with_images(ImageShare(number=1, sizes=(TOKENS,)), seed=0)
+        Workload.from_requests([known]).with_images(ImageDistribution(mean_images=1, sizes=(TOKENS,)), seed=0)
     with pytest.raises(UsageError, match="give those, not pixels"):
         Workload.from_requests([replace(known, images=(Image(1, 0, PIXELS),))])
     with pytest.raises(UsageError, match="cuts no images"):
@@ -101,15 +113,17 @@ def test_images_do_not_go_with_what_says_what_prompts_are() -> None:
 def test_a_share_of_images_that_cannot_be_is_refused() -> None:
     for number, different in ((0.0, None), (float("nan"), None), (1e9, None), (1.0, 0)):
         with pytest.raises(UsageError, match="images"):
-            ImageShare(number=number, sizes=(TOKENS,), num_different=different)
+            ImageDistribution(mean_images=number, sizes=(TOKENS,), num_different=different)
     with pytest.raises(UsageError, match="at least one size"):
-        ImageShare(number=1.0, sizes=())
+        ImageDistribution(mean_images=1.0, sizes=())
 
 
 def test_a_turn_has_the_images_of_its_history_and_new_ones_behind_it() -> None:
     sessions = converse(3, turns=3, prompt=10, output=5, prefixes=SharedPrefixes(num_groups=1, tokens=4))
     for size in (ImageSize(tokens=50), ImageSize(640, 480)):
-        known = sessions.with_images(ImageShare(number=1, sizes=(size,)), seed=0).with_image_tokens(lambda *_: 48)
+        known = sessions.with_images(ImageDistribution(mean_images=1, sizes=(size,)), seed=0).with_image_tokens(
+            lambda *_: 48
+        )
         assert known.turns is not None
         assert known.images is not None
         for row, after in enumerate(known.turns.after.tolist()):

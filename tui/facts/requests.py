@@ -70,8 +70,8 @@ def request_facts(session: Session, request: int) -> RequestFacts:
 def _computes_again(session: Session, request: int) -> bool:
     replay = session.replay
     progress, step = replay.progress, min(replay.frame, replay.num_frames - 2)
-    begin = progress.begins_at(request, step)
-    return begin is not None and begin < progress.most(request, step - 1)
+    begin = progress.computed_before(request, step)
+    return begin is not None and begin < progress.most_tokens(request, step - 1)
 
 
 def _preemptions(session: Session, request: int) -> int:
@@ -231,7 +231,7 @@ def share_lines(session: Session, request: int) -> list[tuple[str, str]]:
     shared = np.unique(addresses[replay.refs[addresses - replay.first_unit] > 1])
     if not len(shared):
         return []
-    runs = replay.alive()
+    runs = replay.held_extents()
     begin = tables.address[runs]
     holds = np.searchsorted(shared, begin + tables.length[runs]) > np.searchsorted(shared, begin)
     others = [row for row in np.unique(tables.request[runs][holds]).tolist() if row != request]

@@ -325,7 +325,7 @@ class Session:
     def num_put_out(self, request: int) -> int:
         """Return the number of output tokens of `request` up to the current frame. A preemption does not reduce it."""
         requests, replay = self.recording.requests, self.replay
-        reached = replay.progress.most(request, replay.frame - 1) - int(replay.pad[request])
+        reached = replay.progress.most_tokens(request, replay.frame - 1) - int(replay.pad[request])
         # The step that computes the last prompt token puts out the first new one, at its end.
         first = int(requests.prompt_tokens[request])
         return min(max(reached - first + 1, 0), int(requests.output_tokens[request]))

@@ -68,7 +68,7 @@ class DrawnUnits:
             return np.empty(0, np.int64)
         if was_after or replay.after_output or self._is_far(before):
             return self._recompute_all()
-        units = replay.touched(before, replay.frame)
+        units = replay.changed_units(before, replay.frame)
         if len(units):
             self._recompute(units)
         return units

@@ -78,9 +78,9 @@ def encoder_keys(contents: EncoderContents, frame: int, width: int, *, half_bloc
     paints = np.full(width, int(SlotState.FREE), np.uint8)
     begin = 0
     for image in contents.images_at(frame):
-        end = begin + image.tokens
-        first, last = (round(place * width / contents.capacity_tokens) for place in (begin, end))
-        paint = NEW if image.is_new and image.users else HELD if image.users else KEPT
+        end = begin + image.num_outputs
+        first, last = (round(place * width / contents.capacity_outputs) for place in (begin, end))
+        paint = NEW if image.is_new and image.holders else HELD if image.holders else KEPT
         paints[first : last - 1 if last - first > 2 else max(last, min(first + 1, width))] = paint
         begin = end
     return _line_keys(paints, half_blocks=half_blocks)

@@ -41,9 +41,9 @@ class EncoderStrip(DrawnPanel):
 
 def titles_of(contents: EncoderContents, frame: int) -> tuple[str, ...]:
     """Return the title, then a shorter one for narrow screens."""
-    held, kept = int(contents.held_tokens[frame]), int(contents.kept_tokens[frame])
+    held, kept = int(contents.held_outputs[frame]), int(contents.idle_outputs[frame])
     images = contents.images_at(frame)
-    num_held = sum(1 for image in images if image.users)
-    full = f"{held + kept:,} of {contents.capacity_tokens:,}"
+    num_held = sum(1 for image in images if image.holders)
+    full = f"{held + kept:,} of {contents.capacity_outputs:,}"
     there = f"{plural(num_held, 'image')} in use, {len(images) - num_held:,} kept"
     return f"encoder cache: {full} tokens, {there}", f"encoder: {full}, {num_held:,} in use"
