@@ -14,7 +14,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin_step(engine: Engine) -> None:
-    """Decide whether the step being scheduled may compute prompts."""
+    """Set `State.bars_prefills`: whether the step being scheduled must not compute prompts."""
     settings, state = engine.settings, engine.state
     state.has_prefill = state.bars_prefills = False
     if state.num_computing_steps == 0:

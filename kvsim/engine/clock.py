@@ -2,10 +2,10 @@
 
 The kernels of a step begin as soon as the GPU is free, even while the host still launches the rest of the step. They
 end no earlier than the launch. With asynchronous scheduling, the host schedules a step while the GPU computes the step
-before. It processes an output only if two steps are in flight or nothing is left to schedule.
+before. `Scheduler.awaits_output` tells when it processes an output first.
 
-A run is advanced in slices. A slice ends when the caller of `advance` has to act, or when the caller has to read the
-recorded rows so that there is room for more.
+A run is advanced in slices. A slice ends when the caller has to read the recorded rows, so that there is room for more.
+`advance` also returns within a slice whenever its caller has to act.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ Two sequences keep the last stage busy for 4.4 to 4.5 ms, of which kernels take 
 
 @part
 def advance(engine: Engine, until_s: float) -> int:
-    """Run until the caller has to act, or a step ends at `until_s` or later; return the outcome."""
+    """Run until the caller has to act, or the clock reaches `until_s` seconds; return the reason (see `IDLE`). A step
+    that begins before `until_s` may end later.
+    """
     outcome = _advance(engine, until_s)
     fast_forward.catch_up_from(engine, 0, engine.state.num_scheduled)
     return outcome
@@ -139,7 +141,9 @@ def next_moment(engine: Engine) -> int:
 
 @part
 def take_arrivals(engine: Engine) -> None:
-    """Queue all requests that have arrived. Each advances the host's clock by the time that adding it takes."""
+    """Queue all requests that have arrived. A refused one ends at once. Each queued one advances the host's clock by
+    the time that adding it takes, except with static batches.
+    """
     settings, state = engine.settings, engine.state
     now_s = state.host_s
     while state.num_arrived < state.num_submitted:
@@ -216,7 +220,7 @@ def _fed_back_index(engine: Engine) -> int:
 
 @part
 def finish_oldest(engine: Engine) -> None:
-    """Wait for the oldest step in flight, process its outputs and record them."""
+    """Wait for the oldest step in flight and process its outputs. Record them if the step is recorded."""
     settings, state = engine.settings, engine.state
     launched = engine.launched[in_flight.oldest(engine)]
     counts_outputs = settings.num_drafts > 0 and settings.records_schedule and launched.is_recorded

@@ -67,7 +67,7 @@ class ConnectorState:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Transfer:
-    """Transfers of one request through the connector."""
+    """State of one request's transfers through the connector. At most one is in progress."""
 
     is_kept: bool = False
     """True if the blocks of the request are kept after it ends, until another server has read them."""
@@ -82,7 +82,7 @@ class Transfer:
     first_bad: int = 0
     """Index in `ConnectorTables.bad_places` of the first block that fails to load."""
     num_bad: Small = 0
-    """Number of blocks of the request that fail to load; 0 after they were reported."""
+    """Number of blocks of the request that fail to load; 0 once their report is scheduled."""
     rank: Small = 0
     """Order of the request among those whose loads fail in the same step: the smallest rank ends first."""
     loads_from: Small = 0
@@ -98,7 +98,7 @@ class Transfer:
     is_load_reported: bool = False
     """True from the report that the load has ended until the scheduler uses the loaded blocks."""
     has_failed: bool = False
-    """True if some of the loaded blocks are bad."""
+    """True from the report that some loaded blocks are bad until the load is used or discarded."""
     is_error: bool = False
     """True if the sequence has ended because its load failed."""
     is_held: bool = False
@@ -158,7 +158,9 @@ class ConnectorTables(NamedTuple):
     notices: Numbers
     """Numbers of the sequences whose prompts another server need not keep, because nothing is fetched from it."""
     sends: Numbers
-    """Numbers of the sequences that have ended and keep their blocks for another server from the next step on."""
+    """Numbers of the sequences that have ended and now keep their blocks for another server. The caller reads and
+    removes them.
+    """
     live: Numbers
     """Numbers of the sequences with a transfer whose end time is known and that has not been reported as ended."""
     lanes: Records[Lane]

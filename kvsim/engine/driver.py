@@ -103,7 +103,9 @@ class Driver:
         return outcome
 
     def hit_tokens(self, number: int) -> int:
-        """Return the number of leading tokens of a request's prompt that the prefix cache holds now."""
+        """Return the number of leading tokens of a request's prompt that the prefix cache holds now; 0 without prefix
+        caching.
+        """
         if not self.engine.settings.prefix_caching:
             return 0
         if self.engine.memory is custom_memory.CUSTOM:
@@ -147,7 +149,7 @@ class Driver:
         self.play([moments.UPDATE], [0])
 
     def abort(self, number: int) -> None:
-        """End sequence `number` at once. Its outputs in flight will be ignored."""
+        """Abort sequence `number`; see `Scheduler.abort`."""
         self.play([moments.ABORT], [number])
 
     def running(self) -> list[int]:
@@ -278,10 +280,10 @@ class Driver:
         connected.report(self.engine, self.sequence(number), is_load, step)
 
     def news(self) -> tuple[list[tuple[int, float]], list[int]]:
-        """Return the transfers that concern other servers and have begun since the last call.
+        """Return what concerns other servers and has happened since the last call, as two lists.
 
-        The first list has the loads, as (number of the sequence, time of the end in seconds). The second list has the
-        numbers of the sequences whose prompts other servers need not keep any longer.
+        The first list has the loads that have begun, as (number of the sequence, time of the end in seconds). The
+        second list has the numbers of the sequences whose prompts other servers need not keep any longer.
         """
         connector = self.engine.connector
         state = connector.state

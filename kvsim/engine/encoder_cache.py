@@ -44,8 +44,10 @@ def begin_step(engine: Engine) -> None:
 
 @part
 def plan(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Choose the images to encode for a chunk of `num_tokens` tokens after `computed` ones; return the chunk's length.
-    The chunk is cut before an image for which there is no room.
+    """Choose the images to encode for a chunk of `num_tokens` tokens after `computed` ones.
+
+    Return the length of the chunk. It is cut before an image for which there is no room and, with
+    `Settings.keeps_images_whole`, before an image that it would split.
     """
     settings, state = engine.settings, engine.encoder.state
     state.num_plans += 1
@@ -202,7 +204,9 @@ def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -
 
 @part
 def release_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
-    """Release the images of a sequence that end within its first `processed` tokens."""
+    """Release the images of a sequence whose tokens are all among the first `processed` ones. Without
+    `Settings.cuts_before_images`, `prompt_ahead_tokens` further tokens must be processed.
+    """
     if not engine.settings.cuts_before_images:
         processed -= engine.settings.prompt_ahead_tokens
     for index in range(engine.encoder.first_inputs[sequence.number], engine.encoder.first_inputs[sequence.number + 1]):

@@ -37,9 +37,13 @@ class ExternalSequence:
     prefilling_place: Small = 0
     """Index of the sequence in `ExternalKV.prefilling` plus 1; 0 if the sequence is not there."""
     last_step: int = 0
-    """Number of the last step that computed tokens of the sequence."""
+    """Number of the last step that computed tokens of the sequence. Steps are counted as in
+    `ExternalState.num_steps_begun`.
+    """
     free_after: int = 0
-    """Number of the step with whose output the blocks of the sequence are freed."""
+    """Number of the step with whose output the blocks of the sequence are freed. Steps are counted as in
+    `ExternalState.num_steps_begun`.
+    """
     dead_tokens: Small = 0
     """Number of computed tokens that the sequence had when it gave up its blocks, which are freed only after steps in
     flight.

@@ -131,7 +131,9 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index, among the host blocks of the sequence, of the first one to copy. `end` is the index after the last one."""
+    """Index of the first host block in question, among those of the sequence. `end` is the index after the last one. A
+    store copies only those that the host lacks.
+    """
     end: Small = 0
     first_written: Small = 0
     """Index of the first host block that a store writes. The store's other blocks are linked by `next_of_job`."""

@@ -60,7 +60,9 @@ if TYPE_CHECKING:
 STEPS_PER_SLICE = 1 << 14
 """Number of steps after which the caller reads the recorded rows and reports progress."""
 FIRST_ROWS = 1 << 16
-"""Initial capacity of each table of recorded rows."""
+"""Number of rows in a table of recorded rows with which a step may still begin. For rows of the schedule, this number
+is doubled when needed.
+"""
 _MOST_LISTED = 1 << 24
 """Largest number of integers in a list of an interpreted engine. If there are more, they are in a NumPy array, which is
 slower, but smaller.

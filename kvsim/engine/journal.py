@@ -80,7 +80,7 @@ def release_extent(engine: Engine, sequence: Sequence, num_units: int) -> None:
 
 @part
 def release_block(engine: Engine, sequence: Sequence, group: int, position: int, block: int) -> None:
-    """Record that a running sequence freed one block, at `position` of its table of `group`."""
+    """Record that a sequence freed one block, at `position` of its table of `group`."""
     if engine.settings.records_memory:
         keeps_prefix = engine.blocks[block].key != NO_KEY
         write(engine, _RELEASE, group, sequence.number - 1, position, block, 1, 1, 1 if keeps_prefix else 0, 1)

@@ -101,7 +101,9 @@ class MemoryManager:
 
     # Called by a scheduler.
     use_load: Callable[[Engine, Sequence], bool] = _is_ready
-    """Put what a waiting sequence has loaded into its table; return False while it is still loading."""
+    """Put the blocks that a waiting sequence has loaded, if any, into the prefix cache. Return False while it is still
+    loading, otherwise True.
+    """
     find_prefix: Callable[[Engine, Sequence], int] = _none_of
     """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room

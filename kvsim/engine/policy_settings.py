@@ -80,7 +80,7 @@ def _contiguous_settings(cache: ContiguousSettings) -> dict[str, Any]:
 
 
 def settings_of_loop(policy: Policy, pipeline: Pipeline) -> dict[str, Any]:
-    """Return the settings of the engine loop: number of steps in flight, and intervals in steps."""
+    """Return the settings of the engine loop, such as the largest number of steps in flight."""
     if isinstance(policy, Static):
         return {"most_in_flight": 1}
     if isinstance(policy, Radix):

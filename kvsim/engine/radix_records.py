@@ -135,7 +135,7 @@ class RadixArguments:
     load_page_s: float = 0.0
     """Seconds that copying a page from the host takes."""
     num_layers: int = 1
-    """Number of layers. They are loaded one after the other while a step computes them."""
+    """Number of layers. A step loads pages from the host layer by layer, while it computes."""
     most_copy_rows: int = 0
     """Largest number of recorded copies with which a step may begin. With more, the slice ends."""
     reports: bool = False
@@ -220,7 +220,7 @@ class RadixState:
     matched only to mark them as used.
     """
     num_entered: int = 0
-    """Number of times that a request has entered the queue, since the run began."""
+    """Number of times that requests have entered the queue, since the run began."""
     num_prefilled: int = 0
     """Sum of the tokens of all launched batches, as SGLang counts them for `HRRN`: a decode counts
     `running_prefill_tokens`.
@@ -419,7 +419,9 @@ class Holding:
     """Key of the request's first tokens, the same for requests with equal first tokens; see `Demand.begins`."""
     ignores_eos: bool = False
     is_aborted: bool = False
-    """True if the request ends with its next output."""
+    """True if the request was aborted while it ran. It ends with its next output or, in the middle of its prompt, in
+    the next pass.
+    """
     middle_chunks: Small = 0
     """Number of steps in flight that compute a chunk of the prompt, but not its end, and so yield no output."""
     launched_in: int = 0
@@ -524,7 +526,7 @@ class RadixTables(NamedTuple):
     last: Numbers
     """Numbers of the requests in the batch of the last prefill, decodes that are mixed in included."""
     order: Numbers
-    """Numbers of requests in sorted order, while the queue is sorted or victims are chosen."""
+    """Working memory for sorting the queue and choosing victims: numbers of requests."""
     written: Records[NodeCopy]
     """Copies to the host in progress, in the order in which they began."""
     loading: Records[NodeCopy]

@@ -93,7 +93,7 @@ class Settings:
     keeps_cached_whole: FeatureFlag = False
     """True if `keeps_images_whole` also applies to an image whose encoder outputs are cached."""
     keeps_repeated_images: FeatureFlag = False
-    """True if a sequence uses an image until its last occurrence in the prompt is computed."""
+    """True if a sequence keeps using an image until all occurrences for which it uses the image are computed."""
     counts_repeated_images: FeatureFlag = False
     """True if a sequence uses an image for each of its occurrences in the chunk that encodes the image. If False, it
     uses the image only for the first of these occurrences.
@@ -199,7 +199,7 @@ class Settings:
     No sequence is admitted with a hit on this state before the next step.
     """
     bounds_first_chunk: bool = False
-    """True if a first chunk ends where a hit of only some KV-cache groups ends (`Sequence.junction`)."""
+    """True if a first chunk ends where a hit of only some KV-cache groups ends (`State.num_partly_cached`)."""
     keeps_junctions: bool = False
     """True if a step ends where a hit of only some groups ends (`Sequence.junction`), and keeps the blocks there."""
     cuts_at_boundaries: bool = False
@@ -401,7 +401,9 @@ class State:
     computed tokens in all.
     """
     num_prefill_tokens: int = 0
-    """Number of prompt tokens that the step being scheduled computes."""
+    """Number of tokens that the step being scheduled computes of prompts, and of sequences that are recomputed after a
+    preemption.
+    """
     context_tokens: int = 0
     """Number of tokens that the step attends to: the computed tokens of its sequences after the step, summed."""
     attention_pairs: int = 0
@@ -420,7 +422,7 @@ class State:
     (`Settings.draft_budget_tokens`).
     """
     has_chunk: bool = False
-    """True if the step being scheduled computes a running sequence whose last step ended inside its prompt."""
+    """True if the step being scheduled computes a running sequence with `Sequence.is_chunk`."""
     most_prompt_tokens: int = 0
     """Largest number of tokens of one prompt in the step being scheduled; 0 if only the budget limits it."""
     bars_prefills: bool = False
@@ -589,9 +591,11 @@ class Sequence(Bucketed):
     preemptions: Small = 0
     cached_tokens: Small = 0
     num_keys: Small = 0
-    """Number of full blocks of the prompt whose keys are known."""
+    """Number of keys that are known for the prompt: one for each full block or, with groups of several block sizes, for
+    each hash (`Group.hashes_per_block`).
+    """
     first_key: int = 0
-    """Index in `Engine.prompt_keys` of the key of the sequence's first block."""
+    """Index in `Engine.prompt_keys` of the first key of the sequence."""
     quiet_since: Small = 0
     """Number of the last step, counted from 1, before the sequence became quiet; see `fast_forward`. Valid only while
     it is quiet.
@@ -819,8 +823,10 @@ class ExpiryCount:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Bucket:
-    """First and last record of a list in order of insertion, by their indices; both are 0 if the list is empty. The
-    list has blocks whose keys have equal hashes, or waiting sequences whose prompts have equal lengths.
+    """First and last record of a list in order of insertion, by their indices; both are 0 if the list is empty.
+
+    The list has blocks or nodes of the radix tree whose keys have equal hashes, or waiting sequences whose prompts have
+    equal lengths.
     """
 
     first: Small = 0
@@ -837,7 +843,9 @@ class Hole:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Rectangle:
-    """The current static batch: its rows are the running sequences, in order."""
+    """The current static batch. Row `i` is the sequence in entry `i` of `Engine.running`, even after the sequence has
+    ended.
+    """
 
     num_rows: int = 0
     """Number of rows; 0 while there is no batch."""

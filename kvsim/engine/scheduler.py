@@ -183,7 +183,9 @@ def _fill_step(engine: Engine) -> int:
 
 @part
 def serve_running(engine: Engine, budget: int) -> int:
-    """Assign tokens to every running sequence, in order of admission; return the part of `budget` that is left."""
+    """Assign tokens to the running sequences, in order of admission, as far as `budget` goes. Preempt if memory is
+    short. Return the part of `budget` that is left.
+    """
     settings, state, index = engine.settings, engine.state, 0
     while index < state.num_running and budget > 0:
         num_passed = fast_forward.pass_over(engine, index, budget)
@@ -228,7 +230,9 @@ def serve_running(engine: Engine, budget: int) -> int:
 
 @part
 def admit_waiting(engine: Engine, budget: int) -> int:
-    """Admit waiting sequences until one does not fit; return the part of `budget` that is left."""
+    """Admit waiting sequences until one does not fit or `budget` is used up; return the part of `budget` that
+    is left.
+    """
     settings, state, memory = engine.settings, engine.state, engine.memory
     waiting_queue.begin_pass(engine)
     if settings.max_adapters > 0:
@@ -361,7 +365,7 @@ def has_room(sequence: Sequence, num_tokens: int) -> bool:
 
 @part
 def preempt(engine: Engine, sequence: Sequence) -> None:
-    """Preempt a sequence that was removed from the running ones: free its memory, and queue it to be recomputed."""
+    """Preempt a sequence that was removed from the running ones: free its memory, and return it to the queue."""
     state = engine.state
     sequence.status = PREEMPTED
     engine.memory.expect_return(engine, sequence)

@@ -32,7 +32,9 @@ class Scheduler:
     update: Callable[[Engine], None]
     """Process the output of the oldest step in flight."""
     abort: Callable[[Engine, Sequence], None]
-    """End a sequence at once, in any state."""
+    """Abort a sequence. vLLM ends it at once, in any state. SGLang ends a running one only with its next output, or in
+    the next pass if its prompt is not complete.
+    """
     num_running: Callable[[Engine], int]
     """Return the number of sequences that run, for the rows of steps. For SGLang, these are all requests with a row in
     the request table.

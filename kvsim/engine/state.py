@@ -45,7 +45,9 @@ class Rules(Protocol):
     """Decisions that a custom policy may make in the scheduler's place, and events that it observes."""
 
     def fill_step(self, engine: Engine, /) -> int:
-        """Select the tokens of a step; return the number of tokens of the budget that are left."""
+        """Choose how many tokens each sequence computes in the step; return the number of tokens of the budget that are
+        left.
+        """
 
     def choose_victim(self, engine: Engine, needs: Sequence, /) -> int:
         """Return the index in `Engine.running` of the sequence to preempt, so that the sequence `needs` gets memory."""
@@ -89,7 +91,9 @@ class Engine(NamedTuple):
     sequences: Records[records.Sequence]
     times: Records[records.Times]
     unsure: Records[records.Unsure]
-    """Slots of tokens whose computation is uncertain (see `totals`): `Settings.most_unsure` records per sequence."""
+    """Slots of tokens that may or may not be computed (see `totals`): `Settings.most_unsure` records for each
+    sequence.
+    """
     lines: Records[records.Line]
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
@@ -136,12 +140,14 @@ class Engine(NamedTuple):
     entries: Numbers
     """Block ids in all tables, and after these the hit blocks of the sequence being admitted."""
     prompt_keys: Numbers
-    """Keys of the full blocks of all prompts, end to end."""
+    """Prefix-cache keys of all prompts, end to end; see `Sequence.num_keys`."""
     blocks: Records[records.Block]
     expiry_counts: Records[records.ExpiryCount]
     """Working memory of `groups.expired_slots`, one record for each block. Empty if all groups read every token."""
     buckets: Records[records.Bucket]
-    """Buckets of the prefix cache. A block is in the bucket of its key."""
+    """Buckets of the prefix cache, by hash of the key. For SGLang, those of the radix tree; for static batches, those
+    of waiting sequences by prompt length.
+    """
     external: ExternalKV
     """Loads and late releases of an engine with a host tier or a connector. Without both, an empty tuple is in its
     place.

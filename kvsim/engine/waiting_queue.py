@@ -72,7 +72,7 @@ def remove(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def begin_pass(engine: Engine) -> None:
-    """Begin the visit of the waiting sequences in one step: first the skipped ones, and then the queue."""
+    """Begin the pass of one step. It visits the skipped sequences first, and then the queue."""
     engine.state.num_looked_at = engine.state.num_skipped_again = 0
 
 

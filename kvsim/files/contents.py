@@ -77,11 +77,11 @@ def unpacked(content: bytes, most_bytes: int, *, most_lines: int | None = None) 
 
     Args:
         content: compressed bytes.
-        most_bytes: largest number of bytes after decompression.
+        most_bytes: largest number of bytes after decompression. A limit by the length of `content` applies as well.
         most_lines: largest number of lines after decompression; None for no limit.
 
     Raises:
-        OSError: the result would be larger.
+        OSError: the result would have more bytes or lines.
         EOFError: the file is truncated.
         zlib.error: the file is damaged.
     """

@@ -71,7 +71,7 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
 def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> Iterator[Path]:
     """Yield a path for a new folder, and rename it to `path` when the block ends without an exception.
 
-    A folder that is at `path` is replaced if `may_replace` allows it, which is checked at the begin and at the end.
+    A folder that is at `path` is replaced if `may_replace` allows it, which is checked before the block and after it.
     """
     may_replace(path, command, overwrite=overwrite, is_folder=True)
     with whole_folder(path, replacing=True) as folder:

@@ -39,7 +39,7 @@ class DeclaredSizes(NamedTuple):
     unpacked_bytes: int
     """Uncompressed bytes of all columns."""
     least: int
-    """Smallest of all declared numbers, which is negative in a damaged file."""
+    """Smallest declared number if any is negative, which shows that the file is damaged; otherwise 0."""
 
 
 def declared(file: Path) -> DeclaredSizes | None:
