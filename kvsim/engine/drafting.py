@@ -157,8 +157,8 @@ def num_rejected(engine: Engine, sequence: Sequence, index: int) -> int:
 
 @part
 def propose(engine: Engine, launched: int) -> None:
-    """Set the number of drafts that the next step verifies, for each running sequence of the step at index `launched`
-    of `Engine.launched`, whose output is being processed; 0 while a prompt is not complete.
+    """Set `Sequence.drafts` of each running sequence that the step at index `launched` of `Engine.launched` has
+    computed. The output of this step is being processed. While a prompt is not complete, the value is 0.
     """
     first = launched * engine.settings.max_num_seqs
     for index in range(first, first + engine.launched[launched].num_computing):

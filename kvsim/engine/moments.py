@@ -69,8 +69,8 @@ def _drop_newest(engine: Engine) -> None:
 
 @part
 def _leaves_unrecorded(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the recording has no release of memory for a sequence that leaves. This is so if it waits or loads,
-    and, if it runs, with blocks that are freed late.
+    """Tell whether the recording has no release of memory for a sequence that leaves. This is so if it waits or loads.
+    It is also so if it runs and blocks are freed late (`Settings.frees_late`).
     """
     status = sequence.status
     if status in (WAITING, PREEMPTED, LOADING):

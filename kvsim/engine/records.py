@@ -109,8 +109,8 @@ class Settings:
     decode_interval: int = 1
     """Smallest number of steps from one decode of a sequence to its next one."""
     feedback: int = 0
-    """Number `n` of steps such that each step needs the tokens of the step scheduled `n` steps before it; 0 if it needs
-    none. The first pipeline stage begins a step only after that earlier step has ended.
+    """Distance, in steps, from a step to the later step that needs its tokens; 0 if none does. The first pipeline stage
+    begins the later step only after the earlier one has ended.
     """
     by_priority: FeatureFlag = False
     chunked_prefill: bool = False
