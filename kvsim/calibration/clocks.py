@@ -24,7 +24,7 @@ _ENOUGH_STEPS = 5
 """Smallest number of steps of a part from which the host's speed in this part is computed."""
 _CHANGING = 1.25
 """Ratio of the host's largest to its smallest pace in the parts of a run, above which its speed counts as changing. A
-pace is recorded divided by predicted time.
+pace is the recorded time divided by the predicted time.
 """
 
 
@@ -38,8 +38,8 @@ class ClockError(NamedTuple):
     error_percent: float
     """Predicted minus recorded time of the steps, in percent of the recorded time."""
     host_paces: tuple[float, ...] = ()
-    """Recorded divided by predicted time of the steps, for each part of the run with enough steps. A run has `_PARTS`
-    parts. Empty for the GPU.
+    """Recorded time divided by predicted time of these steps, one number for each of the eight parts of the run that
+    has enough steps; empty for the GPU.
     """
 
 

@@ -184,7 +184,9 @@ class _Fit:
         return [float(np.log(fastest[name])) if name in fastest else -reach for name in self.names], reach
 
     def times_at(self, logarithms: FloatArray, before: Roofline) -> Roofline:
-        """Return `before` with the coefficients whose ratios to `prior` have these `logarithms`."""
+        """Return `before` with the coefficients whose ratios to `prior` have these `logarithms`. Values above `_LIMITS`
+        are lowered to these.
+        """
         prior = self.prior
         start = np.array([getattr(prior, name) for name in self.names])
         values: dict[str, Any] = dict(zip(self.names, (start * np.exp(logarithms)).tolist(), strict=True))

@@ -38,8 +38,7 @@ class Observed:
     end_s: FloatArray
     """Time in seconds at which the output of each step had been processed."""
     launched_before_output: IntArray
-    """Index of the last step that was scheduled before the output of each step was processed: at least its own index.
-    """
+    """Index of the last step that was scheduled before the output of each step: at least the step's own index."""
     next_step: IntArray
     """Index of the step that was scheduled right after the output of each step; -1 if there is none, or if another
     event, such as an arrival, came first.

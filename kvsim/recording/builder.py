@@ -147,7 +147,7 @@ class RecordingBuilder:
     def step(self, **columns: float) -> int:
         """End the scheduling of a step: add its row to the steps table, and return its number.
 
-        `columns` are values of the row by name, without its number, its `seq` and its output.
+        `columns` are the values of the row by name, without `step`, `schedule_seq`, `output_seq` and `end_s`.
         """
         number = self._num_steps
         columns |= {"step": number, "schedule_seq": self._seq, "output_seq": -1, "end_s": np.nan}
@@ -214,7 +214,7 @@ class RecordingBuilder:
         """Record the images in the prompt of `request`, which has arrived, in the order of the prompt.
 
         An image is a list: its number, the index of its first token in the prompt, and its number of tokens. A fourth
-        element is described in `GrowingImages.add`.
+        element lists the ranges of tokens that have an encoder output, if not all have one, as in `GrowingImages.add`.
         """
         self._images.add(request, images)
 

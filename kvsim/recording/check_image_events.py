@@ -86,11 +86,14 @@ class _RequestSteps:
         self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
 
     def may_release(self, seq: int, step: int, end: int | None) -> bool:
-        """Tell whether the request may release an image at `seq`. `step` is the first step scheduled at `seq` or later.
+        """Tell whether the request may release an image at event `seq`.
 
-        `end` is the number of prompt tokens up to the end of the image; None if it is not known. If an output of the
-        request is processed at `seq`, it must be the first after which `end` tokens are processed. Any output will do
-        if `end` is None or the request was preempted. If no output is processed, `step` must not schedule the request.
+        `step` is the first step scheduled at `seq` or later. `end` is the number of prompt tokens up to the end of the
+        image; None if it is not known.
+
+        - If an output of the request is processed at `seq`, it must be the first output after which `end` tokens are
+          processed. If `end` is None or the request was preempted, any output will do.
+        - Otherwise, `step` must not schedule the request.
         """
         outputs = self._done[self._done <= seq]
         if not len(outputs) or outputs[-1] != seq:

@@ -62,7 +62,7 @@ def _check_places(recording: Recording, images: PromptImages, file: Path) -> Non
 def _are_sorted_ranges(ranges: npt.NDArray[np.int64], length: int) -> bool:
     """Tell whether `ranges` are ascending ranges of an image's `length` tokens that do not overlap or touch.
 
-    Each range has two numbers: its first token and its number of tokens.
+    Each range has two numbers in the array: its first token and its number of tokens.
     """
     if len(ranges) % 2:
         return False

@@ -1,4 +1,4 @@
-"""Check preemptions: steps, requests and memory rows agree on their number, and units were lacking at each."""
+"""Check preemptions: steps, requests and memory rows agree on their number, and each was necessary."""
 
 from __future__ import annotations
 
@@ -114,9 +114,10 @@ def _check_with_copies(recording: Recording, residencies: ResidencyRows, ends: E
 def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntArray, file: Path) -> None:
     """Check that each preemption fits a step after the request's last step, and before the request resumes or ends.
 
-    The interval of a residency has the steps in which it may have ended by a preemption. Each step with preemptions
-    takes the open intervals that end first, which finds an assignment if there is one. If the requests that a step
-    preempts free no units at once, the step must have too few free units for the open residency that needs most.
+    The interval of a residency has the steps in which it may have ended by a preemption. An interval is open from its
+    first step until a preemption is assigned to it. A step with n preemptions takes the n open intervals that end
+    first, which finds an assignment if there is one. If the requests that a step preempts free no units at once, the
+    step must have too few free units for the residency with an open interval that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     # A residency may end by a preemption in one of the steps [since, upto): after its last schedule row, and before

@@ -88,9 +88,9 @@ def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, fi
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
     """Return the `seq` at which finished and aborted requests leave, in any order.
 
-    A finished request leaves with its last output. If its failed load ends a request, it leaves with the output that
-    reports the failure. Any other aborted request leaves at the first step that starts at or after its `finished_s`; it
-    has no entry if there is none.
+    A finished request leaves with its last output. A request that is aborted because its load failed leaves with the
+    output that reports the failure. Any other aborted request leaves at the first step that starts at or after its
+    `finished_s`; it has no entry if there is none.
     """
     requests, steps = recording.requests, recording.steps
     is_aborted, failed_seq = requests.status == RequestStatus.ABORTED, np.empty(0, np.int64)

@@ -136,7 +136,7 @@ def _prefill_steps(recording: Recording) -> npt.NDArray[np.int64]:
 def _sum_per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats: IntArray) -> IntArray:
     """Return, for each step, the sum of `amount[i]` over the schedule rows i that count in the step.
 
-    A row counts in `repeats[i]` steps: in its first step and those after it.
+    Row i counts in `repeats[i]` consecutive steps, from its first step on.
     """
     change = np.zeros(num_steps + 1, amount.dtype)
     np.add.at(change, schedule.step, amount)

@@ -33,7 +33,8 @@ class Admissions(NamedTuple):
 def check_swaps(recording: Recording, residencies: ResidencyRows, admitted: Admissions, file: Path) -> None:
     """Check that an admitted request begins with its hits, or with its swapped-out tokens if these are more.
 
-    The numbers of swapped units that steps state are checked as well. A recording without these columns is not checked.
+    The columns `swapped_in_units` and `swapped_out_units` of the steps are checked as well. A recording without them is
+    not checked.
     """
     steps = recording.steps
     if steps.swapped_in_units is None or steps.swapped_out_units is None:

@@ -89,7 +89,7 @@ def apply(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def not_following(error: Exception) -> str:
-    """Return words on an event that raised `error`, because it does not follow from the events before it."""
+    """Return the end of a sentence about an event that raised `error`: it does not follow from earlier events."""
     reason = reason_of(error, "it is of another kind")
     if isinstance(error, KeyError):  # its message is the key alone
         reason = f"nothing has the number {reason}"

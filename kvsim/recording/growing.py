@@ -242,9 +242,9 @@ class GrowingSchedule(GrowingTable):
         return last
 
     def to_table(self, num_steps: int, chosen: slice | IntArray = _ALL) -> Schedule:
-        """Return the rows `chosen`, by default all, without what they say of steps from `num_steps` on.
+        """Return the rows `chosen`, by default all, cut off before step `num_steps`.
 
-        Rows may cover step `num_steps`, because a log may end before that step is complete.
+        A row may reach step `num_steps`, because a log may end before that step is complete.
         """
         columns = self.rows(chosen)
         steps_left = num_steps - columns["step"]
@@ -300,8 +300,8 @@ class GrowingMemory(GrowingTable):
     ) -> None:
         """Add one row for `length` consecutive units from `address` on.
 
-        `requested` of these units were asked for, the first `cached` stay in the prefix cache after a release, and the
-        row is repeated in `repeat` steps.
+        `requested` of these units were asked for, the first `cached` stay in the prefix cache after a release, and as
+        many units are added in each of `repeat` steps.
         """
         columns = self.columns
         if group and not self.columns["group"]:

@@ -26,14 +26,14 @@ class Residencies:
     first_extent: IntArray
     """Index in `Holdings` of the residency's first extent."""
     birth_row: IntArray
-    """Row of `memory.parquet` with its first allocation."""
+    """Row of `memory.parquet` with the residency's first allocation."""
     birth_seq: IntArray
     death_seq: IntArray
     """`seq` of the release; a number above all others if the memory is never released."""
 
     @property
     def continues_previous(self) -> npt.NDArray[np.bool_]:
-        """Tell, for each residency, whether the request's units only moved when it began.
+        """Tell, for each residency, whether it began by a move of the request's units.
 
         A move is a release and an allocation with the same `seq`: the previous residency of the request ends then.
         """
@@ -49,8 +49,7 @@ class Deaths:
     """
 
     by_birth_row: IntArray | None
-    """Row that releases what each memory row allocates. None if units of one row may be released at different times.
-    """
+    """Row that releases what each memory row allocates. None if units of one row may have different releases."""
     by_extent: IntArray | None = None
     """Row that releases each extent. None if `by_birth_row` is given."""
 

@@ -48,7 +48,7 @@ class WindowPool:
     num_units: int
     bytes_per_unit: int
     window_tokens: int
-    """Number of tokens before a new token that a layer with a window reads. The new token does not count."""
+    """Number of earlier tokens that a layer with a window reads for a new token. The new token does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class Meta:
     created: str = ""
     notes: str = ""
     extra: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    """Contents of `meta.json` that kvsim does not know. They are kept when the recording is written again."""
+    """Fields of `meta.json` that have no attribute here, by key. They are kept when the recording is written again."""
 
     @property
     def policy_name(self) -> str:
@@ -202,7 +202,7 @@ class Meta:
 
     @property
     def hash_ahead_tokens(self) -> int:
-        """Number of tokens after the end of a block that the block's hash also covers. 0 unless the engine drafts."""
+        """Number of tokens after a block that the block's hash also covers; 0 without speculative decoding."""
         return int(self.engine.get("num_hash_lookahead_tokens", 0))
 
     @property
@@ -218,7 +218,7 @@ class Meta:
 
     @property
     def encoder_cache_tokens(self) -> int:
-        """Largest number of image tokens in the encoder cache; 0 for an engine without an encoder cache."""
+        """Largest number of encoder outputs in the encoder cache; 0 for an engine without an encoder cache."""
         return int(self.engine.get("encoder_cache_tokens", 0))
 
     @property
@@ -302,7 +302,7 @@ class Recording:
     def recorded_s(self) -> float:
         """Seconds from the beginning of the recording to the end of the last step.
 
-        If the recorder joined a running engine, they are fewer than `duration_s`, which counts from the first arrival.
+        If the recorder joined a running engine, they are fewer than `duration_s`, which counts from the first event.
         """
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s

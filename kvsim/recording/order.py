@@ -52,7 +52,10 @@ def is_new(values: IntArray) -> npt.NDArray[np.bool_]:
 
 
 def expanded(length: IntArray) -> tuple[IntArray, IntArray]:
-    """Return, for each unit of extents of `length` units, the index of its extent and its offset in the extent."""
+    """Expand extents to units. `length` has the number of units of each extent.
+
+    Return two arrays with an entry for each unit: the index of its extent, and its offset in the extent.
+    """
     extent = np.repeat(np.arange(len(length), dtype=np.int32), length)
     begins = (np.cumsum(length) - length).astype(np.int32)
     return extent, np.arange(len(extent), dtype=np.int32) - np.repeat(begins, length)

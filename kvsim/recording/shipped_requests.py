@@ -1,7 +1,7 @@
 """Read the requests of a recording that comes with kvsim from a JSON file: loading pyarrow takes longer than serving
 them.
 
-The folder `request_files` has a file for such a recording, with its name. It contains the columns of the recording's
+A file in the folder `request_files` has the name of a recording. It contains the columns of the recording's
 `requests.parquet`, and a digest of that file. The JSON file is used only if the digest is right.
 """
 

@@ -71,8 +71,7 @@ class Column:
     names: type[IntEnum] | None = None
     optional: bool = False
     is_ascending: bool = False
-    """True if the values never fall, and usually rise by little. Files store their differences, which take fewer bytes.
-    """
+    """True if the values never fall, and usually rise by little. Files store their differences to save bytes."""
 
     @property
     def is_text(self) -> bool:
@@ -362,7 +361,9 @@ class Schedule(ColumnTable):
     outputs: IntArray | None = optional_column("int32")
     """Number of output tokens that the step gave the request. Only in runs with speculative decoding."""
     proposed: IntArray | None = optional_column("int32")
-    """Number of tokens drafted after the step. Only if a captured engine knows them before the next step."""
+    """Number of tokens drafted for the request after the output of the step. Only recordings of a vLLM with speculative
+    decoding and without asynchronous scheduling have it.
+    """
 
     @property
     def repeats(self) -> IntArray:
@@ -389,13 +390,13 @@ class Memory(ColumnTable):
     cached: IntArray | None = optional_column("int32")
     """Number of released units, from the first on, that stay in the prefix cache. Only releases use this column."""
     group: IntArray | None = optional_column("int32")
-    """KV-cache group of the table; 0 for evictions, which concern no table. Absent with one group."""
+    """Index of the KV-cache group of the table; 0 for evictions, which concern no table. Absent with one group."""
     repeat: IntArray | None = optional_column("int32")
     """Number of consecutive steps in which the row appends `length` units, each time right after the units before."""
 
     @property
     def groups(self) -> IntArray:
-        """KV-cache group of each row: 0 if the file lacks the column `group`."""
+        """Index of the KV-cache group of each row: 0 if the file lacks the column `group`."""
         return np.zeros(len(self.step), np.int32) if self.group is None else self.group
 
     @property
@@ -422,8 +423,8 @@ class Copies(ColumnTable):
     """Table of copies between GPU and host, a row for each GPU block, in the order in which the ends of copies are
     reported.
 
-    Rows of one copy are in the order in which its host blocks become idle. The host memory evicts blocks in this order,
-    too. Copies whose end is never reported come last.
+    Rows of one copy are in the order in which its host blocks become idle, because this order decides evictions. Copies
+    whose end is never reported come last.
     """
 
     name: ClassVar[str] = "copies"
@@ -469,12 +470,12 @@ class Transfers(ColumnTable):
     end_s: FloatArray = column("float64")
     """Time in seconds at which all blocks are transferred; NaN if the recording ends before."""
     position: IntArray = column("int32")
-    """Index in the request's table of the first block that is transferred."""
+    """Index in the request's block table of the first block that is transferred."""
     blocks: IntArray = column("int32")
     tokens: IntArray = column("int32")
     """Number of tokens that a load brings; for sent or written blocks, the number of computed tokens in them."""
     failed: IntArray = column("int32")
-    """Index of the first entry of the request's table that failed to load; -1 for none."""
+    """Index in the request's block table of the first block that failed to load; -1 if none failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

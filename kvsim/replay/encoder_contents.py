@@ -67,7 +67,7 @@ class EncoderContents:
         return self._sums[1]
 
     def images_at(self, frame: int) -> list[CachedImage]:
-        """Return the images right after step `frame` was scheduled; if it is the number of steps, those at the end.
+        """Return the images right after step `frame` was scheduled; at the end if `frame` is the number of steps.
 
         Images that requests hold come first, then idle ones in eviction order.
         """

@@ -46,7 +46,8 @@ class FewUnits:
     def is_faster(ledger: Ledger, num_units: int, num_in_pool: int) -> bool:
         """Tell whether a sample of `num_units` units can be replayed faster than all `num_in_pool` units of the pool.
 
-        It can only be replayed if every extent is a single unit, and every table is freed as a whole.
+        Always False if extents have several units, or if tables may free some units before others: then a sample cannot
+        be replayed.
         """
         is_possible = ledger.unit_by_unit and not ledger.lists_operations
         return is_possible and num_units * _LEAST_UNITS_PER_SAMPLED <= num_in_pool

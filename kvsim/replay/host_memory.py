@@ -68,8 +68,8 @@ class HostMemory:
     def copying_at(self, frame: int, *, after_output: bool = False) -> tuple[int, int]:
         """Return the numbers of GPU blocks that are being stored and loaded, right after step `frame` was scheduled.
 
-        With `after_output`, return the numbers after the output of that step, which are right if no other step is in
-        flight.
+        With `after_output`, return the numbers after the output of that step. They are right only if no other step is
+        in flight then.
         """
         storing, loading = (self.storing_after, self.loading_after) if after_output else (self.storing, self.loading)
         return int(storing[frame]), int(loading[frame])
@@ -116,7 +116,7 @@ class _CopySteps:
     def under_way(self, frame: int, num_slots: int, *, after_output: bool) -> BoolArray:
         """Tell, for each host block, whether it is being copied right after step `frame` was scheduled.
 
-        With `after_output`, tell whether it is after the output of that step.
+        With `after_output`, tell whether it is being copied after the output of that step.
         """
         begun = int(np.searchsorted(self.begun_step, frame, "right"))
         is_copied = np.zeros(num_slots, bool)

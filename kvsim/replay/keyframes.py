@@ -40,7 +40,7 @@ class UnitColumns(NamedTuple):
     """
 
     def all(self) -> tuple[npt.NDArray[Any], ...]:
-        """Return all columns as a plain tuple, because their types differ."""
+        """Return all columns as a plain tuple, for loops over arrays of different types."""
         return tuple(self)
 
 

@@ -25,7 +25,7 @@ from kvsim.recording.order import in_parts
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay.by_unit import Successions
 from kvsim.replay.progress import Progress
-from kvsim.replay.unfolding import CHANGE, ListedOperations, Part, Unfolded, UnitAllocations, UnitRowReader
+from kvsim.replay.unfolding import CHANGE, ListedOperations, Part, RowConverter, UnitAllocations, UnitRowReader
 
 _ALL = np.int64(np.iinfo(np.int32).max)
 """Number of leading units that stay cached if all units of a release do. No table has this many units."""
@@ -46,7 +46,7 @@ class Ledger:
         self.unit_by_unit = _has_single_units(recording)
         """True if every operation is on a single unit; False if operations are on extents of several units."""
         self.tables: Holdings
-        self._unfolded: Unfolded
+        self._unfolded: RowConverter
         num_requests = len(recording.requests)
         self.lists_operations = bool(recording.meta.pool.groups) or bool(self._memory.releases_part.any())
         """True if tables may release some units before others. Then all operations are kept in memory as a list."""

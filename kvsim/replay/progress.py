@@ -43,7 +43,7 @@ class Progress:
         num_requests = len(recording.requests)
         self._first_row = np.searchsorted(request, np.arange(num_requests + 1))
         self.initial = np.zeros(num_requests, np.int64)
-        """Number of tokens of each request that were computed before the recording begins."""
+        """Largest number of computed tokens that each request had before the recording began."""
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
         self.final = self.initial.copy()

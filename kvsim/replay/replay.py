@@ -194,7 +194,10 @@ class Replay:
         self._states.warm_up()
 
     def changed_units(self, before: int, after: int) -> Numbers:
-        """Return the units whose state may differ between two frames, ascending. One frame must be the current one."""
+        """Return the units whose state may differ between two frames, ascending.
+
+        One of the two must be the current frame.
+        """
         low, high = sorted((before, after))
         units = self._states.units_of(self.num_ops(low), self.num_ops(high))
         residencies = self._live_residencies(self.seq)
@@ -239,9 +242,9 @@ class Replay:
         return extents.position[extent] + offset, extents.address[extent] + offset
 
     def block_tables(self) -> tuple[Numbers, Numbers, IntArray]:
-        """Return the requests that hold memory at the current frame, in order of admission, and all their units.
+        """Return three arrays: the requests that hold memory at the current frame, in order of admission; and for each
+        of their units, the index of its holder among these requests, and its address.
 
-        The units are two arrays of one length: the index of the holder among these requests, and the address.
         """
         tables, live = self.ledger.tables, self.live_requests()
         begin, end = tables.first_of_request[live], tables.first_of_request[live + 1]
@@ -351,8 +354,8 @@ class Replay:
         return extents
 
     def _live_residencies(self, seq: int) -> Numbers:
-        """Return the residencies (from admission to release) that are under way right after event `seq`, in order of
-        admission.
+        """Return the indices of the residencies (from admission to release) that are under way right after event `seq`,
+        in order of admission.
         """
         begin, end = (np.searchsorted(edge, seq, "right") for edge in (self._all_dead_at, self._residency_birth))
         window = slice(begin, max(begin, end))

@@ -63,7 +63,7 @@ class UnitAllocations(NamedTuple):
     """Row in which the request frees the unit; the number of rows if it never does; `row` for an eviction."""
 
 
-class Unfolded(Protocol):
+class RowConverter(Protocol):
     """Converter from rows of `memory.parquet` to operations on units."""
 
     def num_ops(self) -> IntArray:
@@ -114,7 +114,7 @@ class UnitRowReader:
         return UnitAllocations(row, address, position, self._until.take(row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations `ops`, as `Unfolded.part` describes."""
+        """Return the operations `ops`, as `RowConverter.part` describes."""
         del ops
         memory, tables, releases = self._memory, self._tables, self._releases
         change, owner = CHANGE.take(memory.kind.take(row)), memory.request.take(row)
@@ -163,7 +163,7 @@ class ListedOperations:
         return UnitAllocations(row, part.address, part.position, np.where(part.change > 0, part.until, row))
 
     def part(self, ops: IntArray, row: IntArray, nth: IntArray) -> Part:
-        """Return the operations `ops`, as `Unfolded.part` describes."""
+        """Return the operations `ops`, as `RowConverter.part` describes."""
         del nth  # operations are listed in order
         tables, is_of_table = self._tables, self._operations.extent[ops] != NO_EXTENT
         extent = np.where(is_of_table, self._operations.extent[ops], 0)
