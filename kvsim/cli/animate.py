@@ -54,7 +54,7 @@ def command(
     progress of each run as a bar, and takes any number of RECORDINGS, such as those of kvsim compare --ladder -o
     FOLDER.
     """
-    from kvsim.files.overwriting import may_replace
+    from kvsim.files.overwriting import may_write
     from kvsim.plots import FILMS, film_of, write_race
     from kvsim.recording import find, read
 
@@ -64,11 +64,11 @@ def command(
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise UsageError(f"{flag} is for films, and {output} is a drawing without frames; leave it out.")
     num_frames = _num_frames(output, length_s, frames_per_second, max_mib)
-    may_replace(output, "animate", overwrite=overwrite)
+    may_write(output, "animate", overwrite=overwrite)
+    if until_s is not None and not 0 < until_s < float("inf"):
+        raise UsageError(f"--until should be a time above 0 s, not {until_s}.")
     runs = [read(find(name)) for name in recordings]
     if races:
-        if until_s is not None and not 0 < until_s < float("inf"):
-            raise UsageError(f"--until should be a time above 0 s, not {until_s}.")
         click.echo(write_race(runs, output, length_s=length_s, until_s=until_s))
         return
     film = film_of(runs, num_frames=num_frames, until_s=until_s)
@@ -84,11 +84,10 @@ def command(
 
 
 def _num_frames(output: Path, length_s: float, frames_per_second: float, max_mib: float) -> int:
+    from kvsim.files.overwriting import check_ending
     from kvsim.plots import FILMS
 
-    if output.suffix.lower() not in (*FILMS, ".svg"):
-        kinds = ", ".join([*FILMS, ".svg"])
-        raise UsageError(f"{output} ends in {output.suffix or 'nothing'}; a film is written as {kinds}.")
+    check_ending(output, "a film", *FILMS, ".svg")
     for name, value in (("--length", length_s), ("--frames-per-second", frames_per_second), ("--max-mib", max_mib)):
         if not 0 < value < 1e4:
             raise UsageError(f"{name} should be above 0 and below 10,000, not {value}.")

@@ -18,7 +18,7 @@ from kvsim.cli.show import echo
 from kvsim.display.text import message
 from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
-from kvsim.files.overwriting import may_replace, replacing_folder
+from kvsim.files.overwriting import may_replace, may_write, replacing_folder
 from kvsim.files.scratch import ENDING_SIGNALS
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _check_output(metrics_url: str | None, output: Path, *, overwrite: bool) -> 
         raise UsageError(
             f"metrics do not name blocks, so they are written as a table; -o should end in .csv, not {output}."
         )
-    may_replace(output, "tui", overwrite=overwrite)
+    may_write(output, "tui", overwrite=overwrite)
 
 
 def _watch_metrics(

@@ -224,6 +224,8 @@ def _check_one_comparison(
             "--policy, a flag with several values, servers, --ladder and --uniform-cache compare different things; "
             "give one."
         )
+    if len(set(names)) < len(names):
+        raise UsageError(f"--policy should name different policies to compare, not {' '.join(names)}.")
     if compared and len(names) > 1:
         raise UsageError(f"{compared} and several policies compare different things; give one --policy.")
     if flags["clock"] == "own" and Static.name not in (names or ([Paged.name] if compared else EVERY_POLICY)):

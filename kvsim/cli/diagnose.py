@@ -84,7 +84,7 @@ def command(
         return
     chosen = engine_of(recording, points + 20) if engine == "auto" else engine
     with progress("diagnose") as report:
-        search = Search(num_jobs=jobs or -1, engine=chosen, progress=report)
+        search = Search(num_jobs=jobs, engine=chosen, progress=report)
         found = diagnose(recording, search, goal=goal, times=profile, most=points)
     if as_json:
         print_json(found.as_dict())

@@ -183,7 +183,7 @@ def _search(
         num_simulations = points + 40 if points else 3
         engine = engine_for(load, num_simulations, server.memory, server.replicas)
     with progress("fit") as report:
-        search = Search(num_jobs=jobs or -1, engine=engine, progress=report)
+        search = Search(num_jobs=jobs, engine=engine, progress=report)
         found = answer(server, load, goal, search, most=points, find_largest=points > 0)
         growth = grown(found, search, multiples, prices) if multiples else []
         return _Findings(found, without_drafts(found, search), multiples, growth)

@@ -18,6 +18,8 @@ _DEFAULT_NUM_SESSIONS, _DEFAULT_TURNS = 100, "5"
 DEFAULT_TOKENS = "200:0.8"
 """Default of --prompt-tokens and of --output-tokens: the mean number of tokens and sigma of a log-normal distribution.
 """
+OF_SESSIONS = ("sessions", "turns", "pause")
+"""Names of the flags that ask for sessions."""
 _DEFAULT_CV = 2.0
 """Coefficient of variation of the gaps between gamma arrivals, if --burstiness is not given."""
 
@@ -169,4 +171,4 @@ def _prefixes(text: str | None) -> SharedPrefixes | None:
 
 def has_sessions(flags: Mapping[str, Any]) -> bool:
     """Tell whether the flags describe generated sessions."""
-    return any(flags[name] is not None for name in ("sessions", "turns", "pause"))
+    return any(flags[name] is not None for name in OF_SESSIONS)

@@ -80,11 +80,12 @@ def command(
     Every command that simulates can read FILE with --workload FILE. Importing it once is faster for several commands,
     and stores which requests were chosen and when they arrive. The description says what was left out.
     """
-    from kvsim.files.overwriting import may_replace
+    from kvsim.files.overwriting import check_ending, may_write
     from kvsim.importers import LengthLimits, arriving, read_workload, within, write_workload
 
     if output is not None:
-        may_replace(output, "import", overwrite=overwrite)
+        check_ending(output, "a workload", ".parquet", "")
+        may_write(output, "import", overwrite=overwrite)
     workload = (
         _sharegpt_with_guessed_lengths(file, form, columns_of(columns), chars_per_token)
         if chars_per_token is not None

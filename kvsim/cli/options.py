@@ -25,9 +25,16 @@ _APPLIES_LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offl
 """Flags that are no settings of a policy. Each applies to the policies that have the setting in its value."""
 
 
+def _checked_jobs(context: click.Context, parameter: click.Parameter, value: int) -> int:  # noqa: ARG001
+    if not value:
+        raise UsageError("--jobs should be at least 1, or -1 for one run on each core, not 0.")
+    return value
+
+
 jobs_option = click.option(
     "--jobs",
     type=click.IntRange(-1, 1000),
+    callback=_checked_jobs,
     default=-1,
     show_default=True,
     help="Runs at a time; -1: one for each core.",

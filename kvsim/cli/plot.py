@@ -117,6 +117,8 @@ def command(
         raise UsageError(f"--label and --order name the recordings of {', '.join(OF_SEVERAL)}; leave them out here.")
     if everything:
         folder = output or Path("figures")
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"cannot write {folder}: it is a file; name a folder.")
         recordings = _read(kind_and_names)
         folder.mkdir(parents=True, exist_ok=True)
         _write_all(

@@ -62,6 +62,8 @@ def line_of(text: str) -> ServerLine:
     file = Path(text).expanduser()
     is_file = len(text) < 1000 and "\n" not in text and file.is_file()
     where = shortened(text)
+    if not is_file and not re.search(r"\s", text):  # a name, because no line is a single word
+        raise UsageError(f"--from {where} is no file; give one, or the quoted command line of a server.")
     if is_file:
         if file.stat().st_size > _MAX_BYTES:
             raise UsageError(f"--from {where} has more than a mebibyte; give the command line alone.")

@@ -35,9 +35,9 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
     scaled: dict[str, Any] = {}
     if image is not None:
         sides = _SIDES.fullmatch(image)
-        if not sides:
+        width, height = (int(side) for side in sides.groups()) if sides else (0, 0)
+        if not (width and height):
             raise UsageError(f"--image should be width and height in pixels, such as 1920x1080, not {image[:40]!r}.")
-        width, height = (int(side) for side in sides.groups())
         rule = image_rule(budget.model.image_class)
         wide, high = rule.scaled(width, height)
         scaled = {"scaled_pixels": [wide, high], "side_pixels": rule.side_pixels}

@@ -85,7 +85,7 @@ def command(
     check_policy_flags(context, axes.get("policy", [policy]), [name for name in axes if name != "policy"])
     requests_of = _requests_once(context.command, axes)
     points = [_point(requests_of, policy, flags, axes, values) for values in product(*axes.values())]
-    outcome = _run(points, output, num_jobs=jobs or -1, backend=backend, scheduler=scheduler)
+    outcome = _run(points, output, num_jobs=jobs, backend=backend, scheduler=scheduler)
     if figure is not None:
         from kvsim.plots import save
         from kvsim.plots.sweep_figures import HOST_MEMORY, draw_host_memory, draw_sweep
@@ -108,10 +108,11 @@ def command(
 
 
 def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, overwrite: bool) -> None:
-    from kvsim.files.overwriting import may_replace
+    from kvsim.files.overwriting import check_ending, may_replace
 
     if figure is not None and not vary:
         raise UsageError("--figure draws against the first flag that varies; give --vary, or leave it out.")
+    check_ending(output, "a table of runs", ".parquet", "")
     may_replace(output, "sweep", overwrite=overwrite)
     if figure is not None:
         from kvsim.plots import may_save
@@ -196,8 +197,10 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
         and option.name not in fixed
         and spelled in (*option.opts, *option.secondary_opts, f"--{option.name}".replace("_", "-"))
     ]
-    if not equals or not values or not options:
+    if not equals or not values:
         raise UsageError(f"--vary should be a flag and its values, such as num-blocks=1000,2000, not {text!r}.")
+    if not options:
+        raise UsageError(f"--vary {text!r} names no flag that can vary; it should be such as num-blocks=1000,2000.")
     option, name = options[0], str(options[0].name)
     return name, flag_values(context, option, spelled, values.split(","))
 

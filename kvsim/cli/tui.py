@@ -24,7 +24,7 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import output_option, overwrite_option, progress
 from kvsim.errors import UsageError
-from kvsim.files.overwriting import may_replace
+from kvsim.files.overwriting import check_ending, may_write
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, Paged, base_of
 
 if TYPE_CHECKING:
@@ -233,7 +233,8 @@ def _checked_size(size: str, screenshot: Path | None, at_s: float | None, *, ove
     if at_s is not None and not 0 <= at_s < float("inf"):
         raise UsageError(f"--at should be a time of 0 seconds or more, not {at_s}.")
     if screenshot is not None:
-        may_replace(screenshot, "tui", overwrite=overwrite)
+        check_ending(screenshot, "a picture of the screen", ".svg", ".png", "")
+        may_write(screenshot, "tui", overwrite=overwrite)
     return _size(size)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.generated_workload import generated, has_sessions
+from kvsim.cli.generated_workload import OF_SESSIONS, generated, has_sessions
 from kvsim.cli.workload_flags import DEFAULT_WORKLOAD
 from kvsim.errors import UnknownNameError, UsageError, shortened
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from kvsim.recording import RecordedRequests, Recording
     from kvsim.workload import Workload
 
+_GENERATING = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile",
+               "random_range_ratio")  # fmt: skip
+"""Names of the flags that ask for generated requests, in addition to those of sessions."""
 _MOST_ADAPTERS, _MOST_SKEW = 1 << 20, 100
 _MOST_CUT = 0.1
 """Largest share of generated requests that may be cut to the model's longest sequence without --max-model-len."""
@@ -53,9 +56,10 @@ def workload_and_source(flags: dict[str, Any]) -> tuple[Workload, Recording | Re
         workload = importers.read_workload(path, columns=columns) if source is None else importers.workload_of(source)
         return _adjusted(_part(workload, flags), flags, factor), source
     if flags["workload"] is not None:
+        given = [name for name in (*_GENERATING, *OF_SESSIONS) if flags[name] is not None]
+        excluded = " and ".join(f"--{name.replace('_', '-')}" for name in given)
         raise UsageError(
-            "--workload serves recorded requests, so it excludes --arrivals, --prompt-tokens, --output-tokens, "
-            "--shared-prefix and --sessions; kvsim import can give them new arrivals."
+            f"--workload serves recorded requests, so it excludes {excluded}; kvsim import can give them new arrivals."
         )
     return _adjusted(generated(flags), flags, factor), None
 
@@ -114,8 +118,7 @@ def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
 
 def is_generated(flags: Mapping[str, Any]) -> bool:
     """Tell whether the flags describe generated requests rather than those of a file."""
-    names = ("arrivals", "prompt_tokens", "output_tokens", "shared_prefix", "burstiness", "ramp", "rate_profile")
-    return has_sessions(flags) or any(flags[name] is not None for name in (*names, "random_range_ratio"))
+    return has_sessions(flags) or any(flags[name] is not None for name in _GENERATING)
 
 
 def multiple(flag: str, text: str | None) -> float:

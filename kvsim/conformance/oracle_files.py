@@ -14,7 +14,7 @@ from kvsim.conformance.connector_fields import connector_of, exchange_of
 from kvsim.conformance.oracle_groups import layout_of
 from kvsim.conformance.oracle_images import encoding_of, images_of
 from kvsim.conformance.sglang_files import SGLANG_FIELDS
-from kvsim.errors import RecordingError, UsageError, WorkloadError
+from kvsim.errors import RecordingError, UsageError, WorkloadError, reason_of
 from kvsim.files.contents import TEXT_BYTES, content_of, unpacked
 from kvsim.files.json_text import parse
 from kvsim.kv_groups import KVCacheLayout, MambaMode
@@ -220,7 +220,9 @@ def read_document(file: Path) -> Any:
     except FileNotFoundError:
         raise WorkloadError(f"{file} does not exist; give the workload that the oracle was run with.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{file} cannot be read as text: {error}.") from error
+        raise WorkloadError(
+            f"{file} cannot be read as text: {reason_of(error)}; give the workload that the oracle was run with."
+        ) from error
     try:
         return parse(text)
     except json.JSONDecodeError as error:

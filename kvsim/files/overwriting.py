@@ -67,6 +67,20 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
         raise unwritable(path, os.strerror(ENOENT))
 
 
+def check_ending(path: str | os.PathLike[str], what: str, *endings: str) -> None:
+    """Check that the name of a file ends in one of `endings`, such as `.svg`; upper and lower case are the same.
+
+    An empty ending allows a name without one. `what` is in the file, for the message.
+
+    Raises:
+        UsageError: the name has another ending.
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in endings:
+        known = ", ".join(filter(None, endings))
+        raise UsageError(f"{path} ends in {ending or 'nothing'}; {what} is written as {known}.")
+
+
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> Iterator[Path]:
     """Yield a path for a new folder, and rename it to `path` when the block ends without an exception.

@@ -233,12 +233,18 @@ def _yes(answer: Answer) -> str:
         return f"{users:,} user{'s fit' if users > 1 else ' fits'}{_more(answer, users)}"
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once fit"
-    return f"{_number(rate)} {_arriving(answer)} a second fit{_more(answer, 1.0, rate)}"
+    asked = _arriving(answer, rate)
+    return f"{asked} a second fit{'s' if _is_one(rate) else ''}{_more(answer, 1.0, rate)}"
 
 
-def _arriving(answer: Answer) -> str:
-    """Return the noun for what arrives in an open loop."""
-    return "requests" if answer.load.workload.turns is None else "sessions"
+def _arriving(answer: Answer, rate: float) -> str:
+    """Return a rate with the noun for what arrives in an open loop, such as "2 requests"."""
+    noun = "request" if answer.load.workload.turns is None else "session"
+    return f"{_number(rate)} {noun}{'' if _is_one(rate) else 's'}"
+
+
+def _is_one(rate: float) -> bool:
+    return _number(rate) == "1"
 
 
 def _more(answer: Answer, asked: float, unit: float = 1.0) -> str:
@@ -265,11 +271,11 @@ def _share_served(answer: Answer) -> str:
     rate, largest = answer.load.rate_per_s, answer.largest
     if rate is None:
         return f"{len(answer.load.workload):,} requests at once do not fit"
-    if not answer.searched:
-        return f"{_number(rate)} {_arriving(answer)} a second do not fit"
-    if not largest:
-        return f"{_number(rate)} {_arriving(answer)} a second do not fit, nor does a sixteenth"
-    return f"{_least(answer)}{_number(largest * rate)} of {_number(rate)} {_arriving(answer)} a second fit"
+    asked = _arriving(answer, rate)
+    if not answer.searched or not largest:
+        not_fitting = f"{asked} a second {'does' if _is_one(rate) else 'do'} not fit"
+        return f"{not_fitting}, nor does a sixteenth" if answer.searched else not_fitting
+    return f"{_least(answer)}{_number(largest * rate)} of {asked} a second fit{'s' if _is_one(largest * rate) else ''}"
 
 
 def _misses(answer: Answer) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from kvsim.errors import KvsimError, RecordingError, UsageError, unexpected
+from kvsim.errors import KvsimError, RecordingError, UsageError, reason_of, unexpected
 from kvsim.live.address import hang_up_later
 from kvsim.live.metrics import ServerMetrics, parse_metrics
 
@@ -157,7 +157,8 @@ def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
         error.close()  # an HTTPError is also the open response
         raise _NoAnswerError(f"{url} cannot be read: {error.code} {error.reason}.") from None
     except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-        reason = getattr(error, "reason", None) or str(error) or type(error).__name__
+        cause = getattr(error, "reason", None)
+        reason = reason_of(cause if isinstance(cause, Exception) else error)
         raise _NoAnswerError(f"{url} cannot be read: {reason}.") from error
     except ValueError as error:
         raise UsageError(f"{url!r} is no address of a page: {error}.") from error

@@ -51,7 +51,7 @@ def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
     if max(lengths) + 1 > row_tokens:
         raise UsageError(
             f"a sequence of {max(lengths)} tokens and its end token do not fit into a row of {row_tokens}; "
-            "cut it, or make rows longer."
+            "cut it, or make rows longer (--row-tokens)."
         )
     rows: list[list[int]] = []
     room = _FreeTokens(len(lengths), row_tokens)

@@ -107,7 +107,8 @@ def _shortage(summary: Summary) -> str:
 def _served(summary: Summary) -> str:
     total = summary.num_finished + summary.num_refused + summary.num_aborted + summary.num_unfinished
     whole = summary.num_finished == total
-    served = f"All {_count(total, 'request')}" if whole else f"{summary.num_finished:,} of {_count(total, 'request')}"
+    every = "The only request" if total == 1 else f"All {_count(total, 'request')}"
+    served = every if whole else f"{summary.num_finished:,} of {_count(total, 'request')}"
     time = f" in {summary.duration_s:,.1f} s, {summary.output_tokens_per_s:,.0f} output tokens/s"
     refused = f"; {summary.num_refused:,} could never be served" if summary.num_refused else ""
     are = "is" if total == 1 else "are"

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvsim.errors import UsageError
 from kvsim.files.atomic import whole_file
-from kvsim.files.overwriting import describes, description, may_replace
+from kvsim.files.overwriting import check_ending, describes, description, may_replace, may_write
 
 if TYPE_CHECKING:
     import os
@@ -27,20 +26,18 @@ left out, so that equal pictures are equal files.
 
 def file_type(path: str | os.PathLike[str]) -> str:
     """Return the lower-case extension of a figure's file, with its dot."""
-    kind = Path(path).suffix.lower()
-    if kind not in _METADATA:
-        raise UsageError(f"{path} ends in {kind or 'nothing'}; a figure is written as {', '.join(_METADATA)}.")
-    return kind
+    check_ending(path, "a figure", *_METADATA)
+    return Path(path).suffix.lower()
 
 
 def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
     """Check that `kvsim COMMAND` may write a figure to `path`, and the text that describes the figure beside it.
 
     Raises:
-        UsageError: a file of another command or program exists, and `overwrite` is False.
+        UsageError: a file of another command or program exists, and `overwrite` is False; or there is no such folder.
     """
     file_type(path)
-    may_replace(path, command, overwrite=overwrite)
+    may_write(path, command, overwrite=overwrite)
     words = _words_of(Path(path))
     if not describes(words, Path(path)):
         may_replace(words, command, overwrite=overwrite)

@@ -64,7 +64,8 @@ def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
                 return Path(path)
             if len(kept) <= 2:
                 raise UsageError(
-                    f"two frames of this film take {size:,} bytes, more than the {max_bytes:,} allowed; allow more."
+                    f"two frames of this film take {size:,} bytes, more than the {max_bytes:,} allowed; allow more "
+                    "(--max-mib)."
                 )
             stride *= 2
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.display.text import abridged, printable
+from kvsim.display.text import abridged, plural, printable
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_NAMES
@@ -126,11 +126,11 @@ def names_for(recordings: Sequence[Recording], names: Sequence[str], at_most: in
         UsageError: there is no recording, more than `at_most`, or not one name for each.
     """
     named = tuple(names) or distinct_names(recordings)
-    if not 1 <= len(recordings) == len(named) <= at_most:
-        raise UsageError(
-            f"{len(recordings)} recordings and {len(named)} names were given; "
-            f"give 1 to {at_most} recordings and a name for each."
-        )
+    if not 1 <= len(recordings) <= at_most:
+        raise UsageError(f"{len(recordings)} recordings were given; give 1 to {at_most}.")
+    if len(named) != len(recordings):
+        given = f"{plural(len(recordings), 'recording')} and {plural(len(named), 'name')}"
+        raise UsageError(f"{given} were given; give a name for each recording.")
     return named
 
 

@@ -43,7 +43,7 @@ def test_a_film_that_ends_before_a_run_says_so(kvsim: Run, tmp_path: Path) -> No
         (("--length", "0"), "--length should be above 0 and below 10,000, not 0.0."),
         (("--frames-per-second", "nan"), "--frames-per-second should be above 0"),
         (("--until", "-1"), "the film should end at a time above 0 s"),
-        ((PRESSURE,) * 4, "5 recordings and 5 names were given; give 1 to 4 recordings"),
+        ((PRESSURE,) * 4, "5 recordings were given; give 1 to 4"),
         (("--max-mib", "0.001", "--length", "0.2"), "two frames of this film take"),
     ],
 )

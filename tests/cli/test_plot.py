@@ -116,7 +116,7 @@ def test_runs_in_several_sizes_are_points(kvsim: Run, folder: Path) -> None:
         (("roofline", "b700", "b1400"), "a figure of roofline shows one recording, and 2 were given."),
         (("agreement", "b700"), "a figure of agreement shows a measured run and its simulation, and 1 were given."),
         (("agreemnt", "b700"), "there is no kind of figure 'agreemnt'; did you mean agreement"),
-        (("occupancy", *["b700"] * 5), "5 recordings and 5 names were given"),
+        (("occupancy", *["b700"] * 5), "5 recordings were given; give 1 to 4"),
     ],
 )
 def test_what_cannot_be_drawn(kvsim: Run, folder: Path, arguments: tuple[str, ...], sentence: str) -> None:

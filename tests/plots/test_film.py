@@ -73,7 +73,7 @@ def test_a_run_that_is_much_longer_is_not_filmed_to_its_end(by_hand: Recording, 
 @pytest.mark.parametrize(
     ("count", "arguments", "sentence"),
     [
-        (5, {"num_frames": 3}, "5 recordings and 5 names were given; give 1 to 4 recordings"),
+        (5, {"num_frames": 3}, "5 recordings were given; give 1 to 4"),
         (0, {"num_frames": 3}, "0 recordings"),
         (1, {"num_frames": 1}, "a film of 1 frames was asked for"),
         (1, {"num_frames": 3, "until_s": 0.0}, r"end at a time above 0 s, not at 0\.0"),
