@@ -22,10 +22,22 @@ from kvsim.models import find_model
 from kvsim.recording import Meta, Pool, Recording, find, read
 from kvsim.simulation import Machine
 from kvsim.workload import Workload
-from tests.preloaded import Commands
-from tests.vllm_engine.recordings import live, made_beside_the_tests, pytest_collection_modifyitems
+from tests.forks import Forks
+from tests.vllm_engine.recordings import (
+    folder_of_all_workers,
+    interpreter_with_vllm,
+    live,
+    made_beside_the_tests,
+    pytest_collection_modifyitems,
+)
 
-__all__ = ["live", "made_beside_the_tests", "pytest_collection_modifyitems"]
+__all__ = [
+    "folder_of_all_workers",
+    "interpreter_with_vllm",
+    "live",
+    "made_beside_the_tests",
+    "pytest_collection_modifyitems",
+]
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PRESSURE = "vllm-h200-llama-3-8b-sharegpt-pressure"
@@ -89,16 +101,17 @@ def run_python() -> RunProcess:
 
 
 @pytest.fixture(scope="session")
-def kvsim(run_python: RunProcess) -> Iterator[RunProcess]:
+def kvsim(run_python: RunProcess, folder_of_all_workers: Path) -> Iterator[RunProcess]:
     """The real entry point: in a fork of a process that has imported it, unless Python's own start matters."""
-    with Commands() as commands:
+    with Forks(folder_of_all_workers / "kvsim", "tests.preloaded") as forks:
 
         def run(
             *arguments: str | Path, folder: Path = REPOSITORY, **environment: str
         ) -> subprocess.CompletedProcess[str]:
             if any(name.startswith("PYTHON") for name in environment):
                 return run_python("-m", "kvsim", *arguments, folder=folder, **environment)
-            return commands.run(tuple(map(str, arguments)), folder, os.environ | {"NO_COLOR": "1"} | environment)
+            environment = os.environ | {"NO_COLOR": "1"} | environment
+            return forks.run("-m", "kvsim", *map(str, arguments), folder=folder, environment=environment)
 
         yield run
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from ..forks import ROOT
 from ..vllm_engine.install import RELEASES, missing, python_path
-from ..vllm_engine.process import ROOT
 
 TYPES = {"auto": 2 * 128, "fp8": 128, "int8_per_token_head": 128 + 4, "nvfp4": 128 // 2 + 128 // 16}
 """Bytes of one key of 128 elements in the cache of vLLM 0.25.1, by its type: one float32 scale, or a byte for every 16
@@ -51,11 +52,15 @@ print(json.dumps(sizes))
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_bytes_per_token_follow_the_cache_type_of_the_engine(release: str) -> None:
+def test_bytes_per_token_follow_the_cache_type_of_the_engine(
+    release: str, interpreter_with_vllm: Callable[[str], tuple[str, ...]], tmp_path: Path
+) -> None:
     if reason := missing(release):
         pytest.skip(reason)
+    (tmp_path / "shape.py").write_text(SHAPE)
+    command = [*interpreter_with_vllm(release), str(tmp_path / "shape.py")]
     environment = os.environ | {"PYTHONPATH": python_path(release, ROOT)}
-    done = subprocess.run([sys.executable, "-c", SHAPE], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     sizes = json.loads(done.stdout.splitlines()[-1])
     assert all(recorded == allocated for recorded, allocated in sizes.values())

@@ -7,7 +7,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from shutil import copytree
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ import pytest
 
 from kvsim.conformance.answered_workload import UNAWAITED, AnsweredWorkload, answer, compare
 from kvsim.conformance.conformity import Conformity, conform, generated, golden_workloads, workloads
-from kvsim.conformance.driven import DrivenVllm, EngineFailedError, VllmMissingError
+from kvsim.conformance.driven import DRIVER, DrivenVllm, EngineFailedError, VllmMissingError
 from kvsim.conformance.explained import rule_of
 from kvsim.conformance.variants import variants_of
 from kvsim.errors import UsageError
@@ -51,14 +50,6 @@ CHANGES = {
 """Rules that are changed by hand: the file, what it says, and what it says then."""
 
 
-@contextmanager
-def vllm_in(*folders: Path | str) -> Iterator[DrivenVllm]:
-    """The files of a vLLM, driven by the interpreter of the tests."""
-    path = os.pathsep.join(map(str, folders))
-    with DrivenVllm(sys.executable, PYTHONPATH=path) as engine:
-        yield engine
-
-
 def files_of_newest() -> list[str]:
     """The folders of the newest release's files, and of what they need."""
     if reason := missing(INSTALLED):
@@ -67,8 +58,10 @@ def files_of_newest() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def newest() -> Iterator[DrivenVllm]:
-    with vllm_in(*files_of_newest()) as engine:
+def newest(interpreter_with_vllm: Callable[[str], tuple[str, ...]]) -> Iterator[DrivenVllm]:
+    path = os.pathsep.join(files_of_newest())
+    python, *first = interpreter_with_vllm(INSTALLED)
+    with DrivenVllm(python, (*first, str(DRIVER)), PYTHONPATH=path) as engine:
         yield engine
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import Any
 
@@ -26,10 +26,12 @@ BLOCK, MODEL = 16, find_model("Meta-Llama-3-8B")
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def engine(
+    interpreter_with_vllm: Callable[[str], tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[EngineProcess]:
     if reason := missing(MAIN):
         pytest.skip(reason)
-    with EngineProcess(MAIN, tmp_path_factory.mktemp("vllm") / "log") as process:
+    with EngineProcess(MAIN, tmp_path_factory.mktemp("vllm") / "log", interpreter_with_vllm(MAIN)) as process:
         yield process
 
 

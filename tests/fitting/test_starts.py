@@ -7,8 +7,7 @@ import os
 import random
 import shlex
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -21,8 +20,10 @@ from kvsim.kv_groups.specs import check_block_size
 from kvsim.models import Model, all_models
 from kvsim.policies.releases import OFFLOAD
 from kvsim.policies.settings import EngineDefaults, PagedSettings
+from tests.forks import ROOT
 from tests.vllm_engine.install import MAIN, NEWEST, missing, python_path
-from tests.vllm_engine.process import ROOT
+
+Interpreter = Callable[[str], tuple[str, ...]]
 
 
 class Refusal(Protocol):
@@ -31,7 +32,7 @@ class Refusal(Protocol):
 
 
 @contextmanager
-def refusals(log: Any, release: str) -> Iterator[Refusal]:
+def refusals(log: Any, release: str, interpreter: Sequence[str]) -> Iterator[Refusal]:
     """A process with the own classes of a release of vLLM."""
     settings = {
         "PYTHONPATH": python_path(release, ROOT),
@@ -40,7 +41,7 @@ def refusals(log: Any, release: str) -> Iterator[Refusal]:
         "HF_HUB_OFFLINE": "1",
     }
     with log.open("wb") as file, subprocess.Popen(
-        [sys.executable, "-m", "tests.vllm_engine.start_process"],
+        [*interpreter, "-m", "tests.vllm_engine.start_process"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True, cwd=ROOT, env=os.environ | settings,
     ) as process:  # fmt: skip
         assert process.stdin is not None
@@ -126,10 +127,12 @@ def check_lines(refusal: Refusal, release: str, number: int, seed: int) -> None:
 
 
 @pytest.mark.parametrize("release", [MAIN, pytest.param(NEWEST, marks=pytest.mark.slow)])
-def test_vllm_starts_with_every_line_that_an_answer_prints(release: str, tmp_path: Any) -> None:
+def test_vllm_starts_with_every_line_that_an_answer_prints(
+    release: str, interpreter_with_vllm: Interpreter, tmp_path: Any
+) -> None:
     if reason := missing(release):
         pytest.skip(reason)
-    with refusals(tmp_path / "log", release) as refusal:
+    with refusals(tmp_path / "log", release, interpreter_with_vllm(release)) as refusal:
         config = config_of(all_models()[0])
         line = "vllm serve an/model --max-num-seqs"
         assert "must be greater than or equal to max_num_seqs" in refusal(
@@ -141,8 +144,8 @@ def test_vllm_starts_with_every_line_that_an_answer_prints(release: str, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("release", [MAIN, NEWEST])
-def test_vllm_starts_with_five_hundred_lines(release: str, tmp_path: Any) -> None:
+def test_vllm_starts_with_five_hundred_lines(release: str, interpreter_with_vllm: Interpreter, tmp_path: Any) -> None:
     if reason := missing(release):
         pytest.skip(reason)
-    with refusals(tmp_path / "log", release) as refusal:
+    with refusals(tmp_path / "log", release, interpreter_with_vllm(release)) as refusal:
         check_lines(refusal, release, 500, seed=2)

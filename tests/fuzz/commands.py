@@ -5,6 +5,7 @@ The processes are forked from one that has imported everything: to start Python 
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -66,6 +67,8 @@ def prepare(folder: Path, names: Collection[str]) -> None:
     if in_a_fork(lambda: make_seeds(folder)):  # whose threads a fork would not have
         raise SystemExit("the seeds cannot be made")
     load(*_LOADED, *(_LOADED_TO_CAPTURE if "capture" in names else ()))
+    gc.collect()
+    gc.freeze()  # a fork that collects garbage would copy all of this
 
 
 def run(

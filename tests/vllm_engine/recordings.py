@@ -1,7 +1,6 @@
 """What vLLM's own engine leaves behind while these tests run: recordings, and what its scheduler says.
 
-It takes some ten seconds to start and milliseconds for a workload, so one process of each release serves all of them,
-for all tests, while others run.
+One process of each release serves all workloads, for all tests, while others run.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,11 +23,12 @@ from kvsim.conformance.generated import realistic, small, staged
 from kvsim.conformance.generated_groups import grouped, staged_groups
 
 from ..conformance.offloaded_workloads import offloaded
+from ..forks import ROOT
 from .install import MAIN, NEWEST, RELEASES, missing
-from .process import ROOT, EngineProcess
+from .process import EngineProcess, forks_with
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _THIS = "tests.vllm_engine.recordings"
 _WORKER = "PYTEST_XDIST_WORKER"
@@ -123,8 +125,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_needs_them)
 
 
+@pytest.fixture(scope="session")
+def folder_of_all_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what is made once for all workers."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if _WORKER in os.environ else own
+
+
+@pytest.fixture(scope="session")
+def interpreter_with_vllm(folder_of_all_workers: Path) -> Iterator[Callable[[str], tuple[str, ...]]]:
+    """The first words of a command that runs, without waiting for its imports, with a release of vLLM."""
+    with ExitStack() as stack:
+        yield cache(lambda release: stack.enter_context(forks_with(release, folder_of_all_workers)).command())
+
+
 @pytest.fixture(scope="session", autouse=True)
-def made_beside_the_tests(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def made_beside_the_tests(request: pytest.FixtureRequest, folder_of_all_workers: Path) -> Iterator[None]:
     """Begin to make them with the first test, in a process: some tests count the threads and the files of theirs.
 
     If it fails, the tests that need them will meet the reason again.
@@ -133,18 +149,22 @@ def made_beside_the_tests(request: pytest.FixtureRequest, tmp_path_factory: pyte
     if not (is_first and any(map(_needs_them, request.session.items))):
         yield
         return
+    interpreter = request.getfixturevalue(interpreter_with_vllm.__name__)
+    for release in RELEASES:
+        if not missing(release):
+            interpreter(release)  # so that it ends with the tests, and not with the process below
     silence = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-    with subprocess.Popen([sys.executable, "-m", _THIS, str(_folder(tmp_path_factory))], cwd=ROOT, **silence) as making:
+    with subprocess.Popen([sys.executable, "-m", _THIS, str(folder_of_all_workers)], cwd=ROOT, **silence) as making:
         yield
         making.terminate()
 
 
 @pytest.fixture(scope="session", params=RELEASES)
-def live(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Live:
+def live(request: pytest.FixtureRequest, folder_of_all_workers: Path) -> Live:
     """All of one release, made once, by whichever worker asks first."""
     if reason := missing(request.param):
         pytest.skip(reason)
-    return _make(_folder(tmp_path_factory), request.param)
+    return _make(folder_of_all_workers, request.param)
 
 
 in_main = pytest.mark.parametrize("live", [MAIN], indirect=True)
@@ -155,24 +175,19 @@ def _needs_them(item: pytest.Item) -> bool:
     return live.__name__ in getattr(item, "fixturenames", ())
 
 
-def _folder(factory: pytest.TempPathFactory) -> Path:
-    """Where they are, for all workers."""
-    own = factory.getbasetemp()
-    return (own.parent if _WORKER in os.environ else own) / "live"
-
-
-def _make(parent: Path, release: str) -> Live:
-    live = Live(parent / release, release)
+def _make(folder: Path, release: str) -> Live:
+    live = Live(folder / "live" / release, release)
     live.folder.mkdir(parents=True, exist_ok=True)
     with (live.folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (live.folder / "done").exists():
-            _serve_all(live)
+            with forks_with(release, folder) as forks:
+                _serve_all(live, forks.command())
             (live.folder / "done").touch()
     return live
 
 
-def _serve_all(live: Live) -> None:
+def _serve_all(live: Live, interpreter: Sequence[str]) -> None:
     refusals: dict[str, str] = {}
 
     def tell(name: str, document: dict[str, Any], **environment: str) -> None:
@@ -186,7 +201,7 @@ def _serve_all(live: Live) -> None:
     def recorded(name: str) -> str:
         return str(live.folder / "recorded" / name)
 
-    with EngineProcess(live.release, live.folder / "vllm.log") as engine:
+    with EngineProcess(live.release, live.folder / "vllm.log", interpreter) as engine:
         for workload in (*PLAIN, *GROUPED):
             tell(workload.stem, json.loads(workload.read_text()), KVSIM_RECORD=recorded(workload.stem))
         for workload in OFFLOADED if live.release == MAIN else ():
