@@ -18,6 +18,8 @@ from kvsim.recording import Recording, RequestStatus, find, read, shipped_names,
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
 
+from ..thinned import one_of
+
 MakeMachine = Callable[[int], Machine]
 POLICY = Paged(scheduler=ContinuousSettings(max_model_len=64), cache=PagedSettings(block_size=4))
 
@@ -101,7 +103,7 @@ def shipped(name: str) -> Recording:
 
 
 @pytest.mark.parametrize("policy", [Paged(), Contiguous(), Static()], ids=lambda policy: policy.name)
-@pytest.mark.parametrize("name", shipped_names())
+@pytest.mark.parametrize("name", one_of(3, shipped_names()))
 def test_shipped_requests_can_be_served_by_every_policy(
     name: str, policy: Paged | Contiguous | Static, make_machine: MakeMachine
 ) -> None:

@@ -33,6 +33,7 @@ from kvsim.replay import Replay
 from kvsim.replay.encoder_contents import EncoderContents
 from kvsim_tui.playback.session import Session
 
+from ..thinned import one_of
 from ..vllm_engine.recordings import FEATURED, GROUPED, Live, in_main
 from ..waiting import until
 
@@ -144,8 +145,8 @@ def facts_of(requests: Requests) -> dict[str, list[object]]:
     return dict(zip(requests.id.tolist(), map(list, facts), strict=True))
 
 
-@pytest.mark.parametrize("tail_steps", [1, 4, 10])
-@pytest.mark.parametrize("file", LOGS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("tail_steps", [1, 4, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("file", one_of(2, LOGS), ids=lambda file: file.stem)
 def test_the_last_steps_are_as_they_are_in_all_that_is_kept(file: Path, tail_steps: int) -> None:
     """Every slot of every frame, whose each block is, what is cached, and what is known of each request."""
     num_tails = 0

@@ -139,7 +139,7 @@ def sparse(workload: Workload, factor: float) -> Workload:
 SINGLE = Workload(arrival_s=10.0 * np.arange(20), prompt_tokens=[30] * 20, output_tokens=[4] * 20)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @given(
     workload=workloads(),
     policy=POLICIES,

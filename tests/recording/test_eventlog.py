@@ -120,7 +120,7 @@ def test_whatever_a_crash_leaves_can_be_read_and_replayed(
     _, lines = run_and_log
     text = b"".join(lines)
     ends = np.cumsum([len(line) for line in lines])
-    for end in ends[:: max(1, len(ends) // 150)].tolist():
+    for end in ends[:: max(1, len(ends) // 60)].tolist():
         for cut in (end, end + 3):  # after a line, and inside one
             (tmp_path / eventlog.FILE_NAME).write_bytes(text[:cut])
             recording = read(tmp_path)

@@ -39,6 +39,8 @@ from kvsim.replay import Replay
 from kvsim.simulation import simulate
 from kvsim.workload import Ragged, Workload
 
+from ..thinned import one_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -148,13 +150,7 @@ def test_writing_again_changes_no_byte(folder: Path, tmp_path: Path) -> None:
         assert file.read_bytes() == (again / file.name).read_bytes(), file.name
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if number % 3 == 0 else pytest.param(name, marks=pytest.mark.slow)
-        for number, name in enumerate(shipped_names())
-    ],
-)
+@pytest.mark.parametrize("name", one_of(6, shipped_names()))
 def test_shipped_recordings_survive_a_round_trip(name: str, tmp_path: Path) -> None:
     shipped = read(find(name))
     again = read(write(shipped, tmp_path / name))

@@ -121,7 +121,7 @@ def test_as_it_goes_and_at_once_give_the_same_bytes(
     assert max(portions["steps"]) < len(at_once.steps) / 2
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_however_rows_are_handed_over_the_bytes_are_the_same(
     recorded: Recording, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

@@ -35,6 +35,8 @@ from kvsim.replay.progress import Progress
 from kvsim.simulation import simulate
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
+from ..thinned import one_of
+
 ONE_TABLE = [name for name in shipped_names() if not name.endswith(("-windows", "-states"))]
 """Those of models with KV-cache groups are looked at by tests/capture/test_group_logs.py."""
 
@@ -368,7 +370,7 @@ def keyframe_spacing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     return int(request.param)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(recording=event_streams(), data=st.data())
 @pytest.mark.usefixtures("keyframe_spacing")
 def test_any_event_stream_equals_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
@@ -472,7 +474,7 @@ def close(builder: RecordingBuilder, num_units: int) -> None:
     builder.begin_event()
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(recording=growing_batches(), data=st.data())
 @pytest.mark.usefixtures("keyframe_spacing")
 def test_growing_extents_equal_the_naive_interpreter(recording: Recording, data: st.DataObject) -> None:
@@ -611,7 +613,7 @@ def test_touched_is_what_the_tables_of_any_event_stream_say(recording: Recording
 
 
 @pytest.mark.parametrize("num_frames", [2, pytest.param(8, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ONE_TABLE)
+@pytest.mark.parametrize("name", one_of(3, ONE_TABLE))
 def test_touched_is_what_the_tables_of_shipped_recordings_say(name: str, num_frames: int) -> None:
     player, rng = Replay(read(find(name))), np.random.default_rng(1)
     frames = rng.integers(0, player.num_frames - 1, num_frames).tolist()

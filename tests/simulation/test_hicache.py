@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from kvsim_tui.facts.tree import tree_lines
 from kvsim_tui.playback.session import Session
 from kvsim_tui.widgets.host_map import HostMap
 
+from ..thinned import one_of
 from .test_radix import GPU, MODEL, SCHEDULING, WINDOWED, machine_of, workload
 
 POLICIES = ("write_through", "write_through_selective", "write_back")
@@ -45,19 +47,18 @@ def recorded(policy: Radix, *, engine: EngineName = "interpreted") -> Recording:
     return simulate(workload(), policy, machine_of(NUM_TOKENS), engine=engine, check=engine == "interpreted")
 
 
-@pytest.mark.parametrize("write_policy", POLICIES)
-@pytest.mark.parametrize(
-    "cache",
-    [
-        {},
-        {"page_size": 16, "hicache_ratio": 0.3},
-        {"page_size": 4, "hicache_size": 0.01},
-        {"page_size": 4, "hicache_ratio": 0.001},
-        {"page_size": 4, "store_gb_per_s": 0.02, "load_gb_per_s": 0.01},
-    ],
-    ids=str,
+CACHES = (
+    {},
+    {"page_size": 16, "hicache_ratio": 0.3},
+    {"page_size": 4, "hicache_size": 0.01},
+    {"page_size": 4, "hicache_ratio": 0.001},
+    {"page_size": 4, "store_gb_per_s": 0.02, "load_gb_per_s": 0.01},
 )
-def test_every_slot_is_accounted_for_and_every_table_agrees(write_policy: str, cache: dict[str, object]) -> None:
+
+
+@pytest.mark.parametrize("served", one_of(2, product(CACHES, POLICIES)), ids=str)
+def test_every_slot_is_accounted_for_and_every_table_agrees(served: tuple[dict[str, object], str]) -> None:
+    cache, write_policy = served
     recording = recorded(policy_of(hicache_write_policy=write_policy, **cache))
     check(recording, Path("recording"))
     refuse_contradictions(recording, Path("recording"))

@@ -1271,8 +1271,14 @@ def test_lesson_13_shows_what_the_followed_request_found(guided: Callable[[str],
         assert {f"{number:,}" for number in found} <= set(re.findall(r"\d[\d,]*\d|\d", caption.text))
 
 
-@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
-@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize(
+    ("number", "size"),
+    [
+        pytest.param(number, size, marks=[pytest.mark.slow] * (row % 2 != column))
+        for row, number in enumerate(NUMBERS)
+        for column, size in enumerate([(80, 24), (120, 40)])
+    ],
+)
 async def test_every_page_is_drawn_without_colours(
     guided: Callable[[str], Guided], number: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ class Fed:
         """Nothing is open."""
 
 
-@pytest.mark.parametrize("every", [7, 60])
+@pytest.mark.parametrize("every", [pytest.param(7, marks=pytest.mark.slow), 19, 60])
 @pytest.mark.parametrize("file", LOGS, ids=lambda file: file.stem)
 def test_charts_that_grow_are_those_of_everything(file: Path, every: int) -> None:
     feed, past, looks = Fed(file, 24), Past(), 0
