@@ -15,6 +15,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -81,7 +82,8 @@ class Mutation:
             except ValueError as error:
                 raise ValueError(f"{self.rule}: in the new code of `{hunk.function}` {error}") from error
             edits[place.path] |= {id(node): new if node is place.nodes[0] else [] for node in place.nodes}
-        return {path: ast.unparse(patterns.replace(trees[path], edit)) for path, edit in edits.items()}
+        functions_of_places = {id(place.function) for place in places}
+        return {path: text_of(_edited(trees[path], functions_of_places, edit)) for path, edit in edits.items()}
 
     def _aim(self, defined: list[tuple[str, str, ast.FunctionDef]]) -> tuple[list[_Place], Found, Mapping[str, Found]]:
         """Find the function of each hunk, and the meaning of names: in the package, and in each function."""
@@ -111,6 +113,25 @@ class Mutation:
                 if not key.startswith("..."):
                     (local[hunk.function] if key[0] != "." and meant in own else shared)[key] = meant
         return places, shared, local
+
+
+def _edited(module: ast.Module, functions: set[int], edit: dict[int, list[Any]]) -> ast.Module:
+    """The module with other nodes in the place of some, which are in these functions; the rest is shared."""
+    body = [
+        patterns.replace(each, edit) if functions & {id(each), *map(id, getattr(each, "body", ()))} else each
+        for each in module.body
+    ]
+    return ast.Module(body, module.type_ignores)
+
+
+def text_of(module: ast.Module) -> str:
+    """The source of a module; what it shares with another one is written once."""
+    return "\n".join(map(_text_of, module.body))
+
+
+@cache
+def _text_of(statement: ast.stmt) -> str:
+    return ast.unparse(statement)
 
 
 def read(text: str) -> tuple[Mutation, ...]:

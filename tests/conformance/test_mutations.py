@@ -11,7 +11,7 @@ import pytest
 
 import kvsim
 
-from .mutations import MUTATIONS, Mutation, Trees, functions_in, parse_rooms, read
+from .mutations import MUTATIONS, Mutation, Trees, functions_in, parse_rooms, read, text_of
 from .patterns import assigned
 
 FILE = "engine/pool.py"
@@ -34,7 +34,7 @@ def trees() -> Trees:
 @pytest.fixture(scope="module")
 def texts(trees: Trees) -> dict[str, str]:
     """Each module as it is written where nothing is mutated."""
-    return {path: ast.unparse(module) for path, module in trees.items()}
+    return {path: text_of(module) for path, module in trees.items()}
 
 
 @pytest.fixture(scope="module")
