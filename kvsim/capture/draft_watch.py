@@ -43,16 +43,18 @@ def num_draft_modules(scheduler: Any) -> int:
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return the number of draft modules and, if above 0, of the tokens after its block that a hash covers."""
+    """Return `num_draft_modules` and, if above 0, `num_hash_lookahead_tokens`: tokens after a block that its hash
+    covers.
+    """
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 
 
 def check_drafts(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
-    """Check that kvsim follows the drafts of an engine.
+    """Check that kvsim can simulate the speculative decoding of an engine.
 
     Raises:
-        RecordingError: it does not; the message says why.
+        RecordingError: it cannot; the message says why.
     """
     if getattr(scheduler, "connector", None) is not None and not rules_of(release).caches_processed:
         raise RecordingError(

@@ -81,7 +81,9 @@ class GenerateRecorder:
         self._min_new_tokens = False
         self._given_back: list[int] = []
         self.batches: list[dict[str, Any]] = []
-        """Calls of `generate()` up to now, each with its rows, width, new tokens, cache, and whether it was padded."""
+        """A dictionary for each call of `generate()` up to now: its rows, width, new tokens, cache, and whether it was
+        padded.
+        """
         self._step_ends_us: list[float] = []
         self._memory_before = self._memory_after = _memory_held(cuda=False)
         self.allocator: AllocatorHistory | None = None
@@ -341,7 +343,7 @@ def generate_workload(
     """Serve `workload` with `model.generate` in padded batches, in arrival order and without pauses.
 
     Every row of a batch runs to the batch's longest output, as if end-of-sequence tokens came at the workload's
-    lengths.
+    lengths. `cache` is transformers' `cache_implementation`, and `seed` decides the random ids of the prompts' tokens.
 
     Raises:
         WorkloadError: a request is longer than the model's longest sequence.

@@ -24,7 +24,9 @@ _NOBODY = -1
 
 
 def encoder_settings(scheduler: Any) -> dict[str, Any]:
-    """Return the limits of the encoder for the engine of a recording; empty for a model without one."""
+    """Return the encoder's limits by the names of kvsim's settings, for a recording's metadata; empty without an
+    encoder.
+    """
     compute_tokens = int(getattr(scheduler, "max_num_encoder_input_tokens", 0) or 0)
     if not compute_tokens:
         return {}
@@ -40,8 +42,8 @@ class ImageWatch:
     def __init__(self, scheduler: Any, report: Callable[..., None], changed: Callable[..., None]) -> None:
         """Watch the encoder cache of `scheduler`.
 
-        `changed` is called after every call that may change the cache, with the arguments of `ImageWatch.changed`. It
-        is the recorder's guard around that method.
+        After every call that may change the cache, `changed` is called with the arguments of `ImageWatch.changed`. It
+        is this method, wrapped by the recorder so that an error ends only the recording.
         """
         self._scheduler, self._report = scheduler, report
         self._cache = scheduler.encoder_cache_manager
@@ -78,7 +80,11 @@ class ImageWatch:
             each.clear()
 
     def arrived(self, request: Any, release: str) -> None:
-        """Report the images of a request."""
+        """Report the images of a request, as vLLM `release` has them.
+
+        Raises:
+            RecordingError: kvsim cannot simulate an image of the request.
+        """
         features = sorted(request.mm_features, key=lambda each: each.mm_position.offset)
         self._check(request.request_id, features, release)
         rows: list[list[Any]] = []
@@ -109,7 +115,7 @@ class ImageWatch:
             raise RecordingError(f"request {name} has images, and {problem}.")
 
     def changed(self, request: Any, input_id: int, evicted: list[str]) -> None:
-        """Report the effect of a call for image `input_id` of a request, and the evicted images, by their hashes."""
+        """Report what a call for image `input_id` of a request did to the cache. `evicted` has hashes of images."""
         for each in evicted:
             self._cached.discard(each)
             self._happened(ImageEventKind.EVICT, _NOBODY, each)
@@ -126,8 +132,12 @@ class ImageWatch:
             self._held.remove(use)
             self._happened(ImageEventKind.LET_GO, self._rows[name], image)
 
-    def scheduled(self) -> None:
-        """Check that nothing but the scheduler has changed the encoder cache."""
+    def check_unchanged(self) -> None:
+        """Check that nothing but the scheduler has changed the encoder cache.
+
+        Raises:
+            RecordingError: it was emptied.
+        """
         if len(self._cached) != len(self._cache.cached):
             raise RecordingError("the encoder cache was emptied (reset_encoder_cache), which a recording cannot hold.")
 

@@ -22,7 +22,7 @@ _KINDS = {
 
 
 def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
-    """Return the groups of vLLM's `KVCacheConfig`, that of the GPU of its first worker.
+    """Return the groups in `kv_cache_config`, which is the `KVCacheConfig` of vLLM's first worker.
 
     Raises:
         RecordingError: a group is of a kind whose blocks kvsim does not follow.
@@ -44,7 +44,9 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
 
 
 def _allocated_bytes(tensors: list[Any]) -> int:
-    """Return the bytes of all blocks. Since vLLM 0.29, every tensor states the size of the one allocation."""
+    """Return the bytes of all blocks. Since vLLM 0.29, all tensors are views of one allocation, and each states its
+    size.
+    """
     sizes = [tensor.size for tensor in tensors]
     return int(sum(sizes) if hasattr(tensors[0], "shared_by") else max(sizes))
 

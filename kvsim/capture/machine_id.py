@@ -6,7 +6,10 @@ from hashlib import sha256
 
 
 def machine() -> dict[str, str]:
-    """Return an entry of a recording's provenance: eight hexadecimal digits for the GPU. Empty without a GPU."""
+    """Return the entry "machine" of a recording's metadata: eight hexadecimal digits that identify the GPU.
+
+    Empty without a GPU, or if its UUID is unknown.
+    """
     import torch  # noqa: PLC0415  a process that records has it; the caller may say better what is missing
 
     if not torch.cuda.is_available():

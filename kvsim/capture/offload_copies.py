@@ -32,7 +32,7 @@ class OffloadWatch:
         self._watch_copies()
 
     def settings(self) -> dict[str, Any]:
-        """Return the offload settings, for the policy in a recording's metadata."""
+        """Return the offload settings by kvsim's names, for the policy in a recording's metadata."""
         manager, config = self._connector.manager, self._connector.config
         block_size = self._scheduler.block_size
         return {
@@ -88,7 +88,7 @@ class OffloadWatch:
 
 
 def has_offload(scheduler: Any) -> bool:
-    """Tell whether the scheduler has the native offload whose copies kvsim follows: that of vLLM 0.24 and 0.25."""
+    """Tell whether the scheduler has the native offload of vLLM 0.24 and 0.25, which kvsim can record."""
     connector = getattr(getattr(scheduler, "connector", None), "connector_scheduler", None)
     config = getattr(connector, "config", None)
     return hasattr(connector, "_block_id_to_pending_jobs") and hasattr(config, "block_size_factor")

@@ -55,7 +55,7 @@ class Publisher:
 
     @property
     def queued_bytes(self) -> int:
-        """Number of bytes that the engine's process has not sent, whatever the number of viewers."""
+        """Number of bytes that the engine's process has not sent. Each counts once, not once per viewer."""
         return self._pump.waiting_bytes
 
     def write(self, lines: bytes) -> None:

@@ -45,7 +45,7 @@ def rules_or_newest(version: str) -> ReleaseRules:
 
 
 def newer_settings(scheduler: Any) -> dict[str, Any]:
-    """Return the settings of the scheduler that only some releases of vLLM have."""
+    """Return the settings of the scheduler that only some releases of vLLM have, by their names in vLLM."""
     config = scheduler.scheduler_config
     settings = {name: getattr(config, name) for name in _NEWER_SETTINGS if hasattr(config, name)}
     # Since 0.24 it applies to data-parallel ranks that step together; since 0.33 it applies to a single engine too.
@@ -55,9 +55,9 @@ def newer_settings(scheduler: Any) -> dict[str, Any]:
 
 
 def retention_interval(scheduler: Any) -> int | None:
-    """Return the number of tokens between two prefixes for which windows and states are kept.
+    """Return the interval in tokens at which KV of sliding windows and recurrent states is kept for prefix hits.
 
-    0 means that only the last prefix is kept, None that all are.
+    0 means that they are kept only for the last block of a prompt, None that they are kept for every block.
     """
     interval = getattr(scheduler.kv_cache_manager.coordinator, "retention_interval", None)
     return None if interval is None else int(interval)
@@ -69,7 +69,7 @@ def num_waiting(scheduler: Any) -> int:
 
 
 def check_features(scheduler: Any, layout: KVCacheLayout, *, offloads: bool) -> None:
-    """Check that the engine has no feature that a recording cannot hold.
+    """Check that the engine has no feature that a recording cannot represent.
 
     Raises:
         RecordingError: it has one; the message names it.

@@ -83,7 +83,7 @@ class SchedulerRecorder:
             check_transfers(self._scheduler, self._layout, self._release)
         if self._drafts is not None:
             check_drafts(self._scheduler, self._layout, self._release)
-        self._tables.check(self._layout, self._release)
+        self._tables.set_layout(self._layout, self._release)
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
         """Begin a recording. Requests that the engine already has are not recorded. `meta` is the content of
@@ -149,7 +149,7 @@ class SchedulerRecorder:
             self.sink = None
 
     def _abandon(self) -> None:
-        """End the recording without making the engine wait. Lines that were not sent are lost."""
+        """End the recording without making the engine wait. Lines that are not sent yet are lost."""
         sink, self.sink = self.sink, None
         if sink is not None:
             threading.Thread(target=sink.close, name="kvsim-end").start()
@@ -191,7 +191,7 @@ class SchedulerRecorder:
         """Report the step that the scheduler has decided. `output` is vLLM's `SchedulerOutput`."""
         tokens: dict[str, int] = output.num_scheduled_tokens
         if self._images is not None:
-            self._images.scheduled()
+            self._images.check_unchanged()
         if self._offload is not None:  # a step that computes nothing may begin or report copies
             self._offload.scheduled(output, self._all_rows)
         elif not (tokens or self._num_preempted or self._is_pipeline or self._transfers is not None):

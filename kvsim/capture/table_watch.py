@@ -46,7 +46,7 @@ class TableWatch:
         """
         self._watch_memory()
 
-    def check(self, layout: KVCacheLayout, release: str) -> None:
+    def set_layout(self, layout: KVCacheLayout, release: str) -> None:
         """Store the groups of `layout`, and the rules of a vLLM release for their blocks."""
         self._layout = layout
         rules, retention_tokens = rules_or_newest(release), retention_interval(self._scheduler)
@@ -63,7 +63,7 @@ class TableWatch:
         """Fields of the "release" events of the tables that vLLM will free at a later step, in the order of release."""
 
     def _allocated(self, request: Any, hits: Any) -> None:
-        """Report the new entries of a request's tables in vLLM's order: shared `hits`, evicted, new blocks."""
+        """Report, in vLLM's order: prefix `hits`, cached blocks that were evicted for new ones, and the new blocks."""
         name = request.request_id
         if name not in self._rows:
             return
@@ -117,7 +117,9 @@ class TableWatch:
             self._recorder.ending(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full. With drafts, one that is not may have a key of its first tokens."""
+        """Tell whether a cached block is full. With drafts, a partly filled block may be cached by the hash of its
+        tokens.
+        """
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True

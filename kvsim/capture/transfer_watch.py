@@ -12,21 +12,21 @@ from kvsim.errors import RecordingError, UsageError
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies.connectors import Connector
 
-_FOLLOWED = ("NixlConnector", "NixlPullConnector")
+_PULL_CONNECTORS = ("NixlConnector", "NixlPullConnector")
 """Connectors of vLLM with which a decode server pulls KV."""
 _NONE = -1
 
 
 def has_transfers(scheduler: Any) -> bool:
     """Tell whether the scheduler has a connector that kvsim simulates. Only such transfers are recorded."""
-    return type(getattr(scheduler, "connector", None)).__name__ in _FOLLOWED
+    return type(getattr(scheduler, "connector", None)).__name__ in _PULL_CONNECTORS
 
 
 def check_transfers(scheduler: Any, layout: KVCacheLayout, release: str) -> None:
-    """Check that kvsim follows the transfers of an engine.
+    """Check that kvsim can simulate the KV transfers of an engine.
 
     Raises:
-        RecordingError: it does not; the message says why.
+        RecordingError: it cannot; the message says why.
     """
     extra = scheduler.vllm_config.kv_transfer_config.kv_connector_extra_config or {}
     if extra.get("bidirectional_kv_xfer"):
@@ -52,7 +52,7 @@ class TransferWatch:
     """
 
     def __init__(self, scheduler: Any, report: Callable[..., None], now: Callable[[], float]) -> None:
-        """Watch the connector of `scheduler`, which must have one."""
+        """Watch the connector of `scheduler`, which must have one. `now` returns the recording's time in seconds."""
         self._scheduler, self._report, self._now = scheduler, report, now
         self._rows: dict[str, int] = {}
         self._under_way: set[str] = set()
@@ -61,7 +61,7 @@ class TransferWatch:
         self._watch_loads()
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the connector for the engine of a recording."""
+        """Return the connector's settings by their names in vLLM, for the engine in a recording's metadata."""
         config = self._scheduler.vllm_config.kv_transfer_config
         return {
             "kv_connector": "NixlConnector",

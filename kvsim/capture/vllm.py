@@ -208,7 +208,7 @@ def describe(scheduler: Any) -> dict[str, Any]:
 
 
 def _draft_layers(layout: KVCacheLayout, block_size: int, shape: dict[str, Any]) -> dict[str, int]:
-    """Return the number of draft layers with KV in the pool, and their bytes per token; empty if there are none."""
+    """Return `num_draft_layers`, those with KV in the pool, and `draft_bytes_per_token`; empty without such layers."""
     draft_bytes = layout.bytes_per_block // block_size - shape["kv_bytes_per_token"]
     num_layers = sum(group.num_layers for group in layout.groups) - shape["num_layers"]
     return {"num_draft_layers": num_layers, "draft_bytes_per_token": draft_bytes} if num_layers > 0 else {}
@@ -275,8 +275,8 @@ def _data_parallel(parallel: Any) -> dict[str, Any]:
 def _shape(model: Any, served_as: dict[str, Any], layout: KVCacheLayout) -> dict[str, Any]:
     """Return the shape of the model: from its configuration, or if kvsim cannot read that, from the engine.
 
-    If `layout` has several kinds of layers, the engine's shape lacks the fields of KV heads, so that readers do not
-    take the model for a plain decoder.
+    `served_as` has the arguments of `Model.served`. If `layout` has several kinds of layers, the engine's shape lacks
+    the number and size of KV heads, so that readers do not take the model for a plain decoder.
     """
     text, name = model.hf_text_config, Path(model.model).name
     dtype = str(model.dtype).removeprefix("torch.")

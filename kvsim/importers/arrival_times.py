@@ -55,9 +55,11 @@ _LONGEST_S = 1e8
 It is some three years; more is a mistake.
 """
 _LATE = 10_000
-"""Least number without a unit that may be a date or a time of day written without separators."""
+"""Numbers without a unit may be dates or times of day without separators if they are at least as large."""
 _DAYS = (10_957, 88_069)
-"""Range of the day numbers of 2000 to 2099, counted from 1970, from 1900 (spreadsheets) or as a Julian date."""
+"""Range that contains the day numbers of 2000 to 2099, whether counted from 1970, from 1900 (spreadsheets) or from
+November 1858 (modified Julian dates).
+"""
 _DATE_DIGITS = len("20261116181546")
 _ROUNDED_S = 1e7
 """Number of seconds above which a spreadsheet drops digits."""
@@ -260,10 +262,10 @@ class Clock:
         return f"{datetime.fromtimestamp(time // _NS, UTC):%Y-%m-%d}"
 
     def _check_marks(self) -> None:
-        """Refuse numbers whose marks may separate thousands.
+        """Refuse numbers with commas or points that may separate thousands.
 
-        Commas that may are always refused. Points that may are refused only if the times ascend with the points read as
-        thousands, and do not ascend with them read as decimal points.
+        Such commas are always refused. Such points are refused only if the times ascend when the points separate
+        thousands, and do not ascend when they are decimal points.
         """
         as_decimals, as_thousands = self._falls
         ordered = as_decimals and not as_thousands
@@ -284,7 +286,10 @@ class Clock:
             )
 
     def _check_calendar(self, low: float, high: float, unit: _Unit, *, many: bool) -> None:
-        """Refuse numbers that look like days or dates although another unit is stated."""
+        """Refuse numbers that look like days or dates although another unit is stated.
+
+        `low` and `high` are the least and the largest time; `many` tells whether there are more than a few.
+        """
         days = unit is not _UNITS["d"] and many and _DAYS[0] <= low and high < _DAYS[1] and high - low < 1
         if not self.given_by_user and (days or unit.seconds(low) > _LONGEST_S or (_is_date(low) and _is_date(high))):
             raise self._error(
@@ -293,7 +298,7 @@ class Clock:
             )
 
     def _check_epoch(self, low: float, high: float, epoch: str) -> None:
-        """Refuse times since 1970 in another unit than the stated one."""
+        """Refuse times since 1970, `low` to `high`, if the unit that they must have, `epoch`, is not the stated one."""
         stated = self.unit
         if stated not in (None, epoch):
             unit = _UNITS[str(stated)]

@@ -32,7 +32,7 @@ class RequestCollector:
     hash_unit_tokens: int = 16
     turns: TurnLines | None = None
     """Turns of sessions, which the reader fills; None if the file has no sessions."""
-    num_silent: int = 0
+    num_left_out: int = 0
     """Number of requests that were left out, because they have no prompt or no output."""
     arrivals: list[float] = field(default_factory=list)
     """Time of each request, as `clock.read` returns it."""
@@ -61,10 +61,14 @@ class RequestCollector:
         hashes: Sequence[int] = (),
         request_id: str | None = None,
     ) -> bool:
-        """Add the request of `row`. Return False if it is only counted, because it has no prompt or no output."""
+        """Add the request of `row`. Return False if it is only counted, because it has no prompt or no output.
+
+        `prefix` is the name of a group of requests with a common prefix, and the number of its tokens. `hashes` are
+        those of the prompt's blocks, and `adapter` is the number of the LoRA adapter, 0 for none.
+        """
         time = 0.0 if self.clock is None else self.clock.read(row, arrival)
         if not (prompt_tokens and output_tokens):
-            self.num_silent += 1
+            self.num_left_out += 1
             return False
         self.arrivals.append(time)
         self.prompt_tokens.append(prompt_tokens)
@@ -82,7 +86,9 @@ class RequestCollector:
     def add_plain(
         self, arrivals: Sequence[str] | None, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
     ) -> bool:
-        """Add requests without optional fields together. Return False if they must be added one by one."""
+        """Add requests without optional fields together. Return False, with none added, if they must be added one by
+        one.
+        """
         if not (all(prompt_tokens) and all(output_tokens)):
             return False
         count = len(prompt_tokens)
@@ -108,11 +114,11 @@ class RequestCollector:
         """
         if not self.arrivals:
             raise WorkloadError(
-                f"{self.source.path} has {self.num_silent} requests, none with both a prompt and an answer."
+                f"{self.source.path} has {self.num_left_out} requests, none with both a prompt and an answer."
             )
         arrival_s, times_note = (self.arrivals, "") if self.clock is None else self.clock.seconds(self.arrivals)
         names = {name: number for number, name in enumerate(dict.fromkeys(p[0] for p in self.prefix if p))}
-        without = f", without {self.num_silent} that have no prompt or no answer" if self.num_silent else ""
+        without = f", without {self.num_left_out} that have no prompt or no answer" if self.num_left_out else ""
         return Workload(
             arrival_s=arrival_s,
             prompt_tokens=self.prompt_tokens,

@@ -98,7 +98,7 @@ def _words(name: str) -> list[str]:
 
 
 def by_quantity(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
-    """Return those of `names` that denote each quantity, by kvsim's name of it, without unknown names."""
+    """Group `names` by the quantity that they denote, whose key is its name in kvsim. Unknown names are left out."""
     found = defaultdict(list)
     for name in names:
         known = meaning(name)

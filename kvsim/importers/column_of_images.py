@@ -26,8 +26,8 @@ class ImageColumn:
     def read(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> tuple[list[Image], int]:
         """Return the images of a request, and the tokens that they add to its prompt of `prompt_tokens`.
 
-        An image is written as its size in pixels or tokens; if wanted, `@` and the number of text tokens before it
-        (otherwise those of the shared prefix); if wanted, `#` and a name.
+        An image is written as its size in pixels or tokens, then optionally `@` and the number of text tokens before
+        the image, then optionally `#` and a name. Without `@`, the image follows the shared prefix.
         """
         images, added = [], 0
         for image in self._listed(row, prompt_tokens, prefix_tokens):
@@ -41,14 +41,14 @@ class ImageColumn:
         """Return the images of a turn, and the tokens that its new images add to its prompt.
 
         The first `history` tokens of the prompt repeat the turn before, with those images in `before` that begin there.
-        The row has the images in the `new_tokens` tokens of text after the history. Their places count from its end.
+        The row lists the images among the `new_tokens` tokens of text after the history, and counts places from there.
         """
         new, added = self.read(row, new_tokens, prefix_tokens)
         repeated = [image for image in before if image.place < history]
         return [*repeated, *(image._replace(place=image.place + history) for image in new)], added
 
     def read_counted(self, row: SourceRow, prompt_tokens: int) -> list[Image]:
-        """Return the images of a request whose prompt length and places of images count the tokens of images."""
+        """Return the images of a request whose prompt length and places of images already include image tokens."""
         return self._listed(row, prompt_tokens, 0)
 
     def _listed(self, row: SourceRow, prompt_tokens: int, prefix_tokens: int) -> list[Image]:

@@ -103,7 +103,7 @@ def _names(row: SourceRow) -> list[str]:
 
 
 def _arrival(row: SourceRow, requests: RequestCollector, after: int) -> Any:
-    """Return the arrival time. A turn that waits and states none gets that of the turn before, as a lower bound."""
+    """Return the arrival time. A turn without a time of its own gets that of request `after`, as a lower bound."""
     if requests.clock is None and "arrival_s" in row.fields:
         raise row.error("arrival_s is here and not in the first line; give it to every first turn of a session")
     if requests.clock is None:

@@ -56,7 +56,7 @@ class _Position:
         return WorkloadError(f"{self._path}, line {min(self._line, self._num_lines)}: {sentence}.")
 
     def next_letter(self) -> str:
-        """Return the next character that is not white space, without a step over it; empty at the end of the file."""
+        """Skip white space, and return the character after it without taking it; empty at the end of the file."""
         while True:
             space = _SPACE.match(self._text, self._at)
             assert space is not None

@@ -84,10 +84,10 @@ class _Lines:
         return (name or f"line-{row.line}") if self._has_names else None
 
     def _pause_s(self, row: SourceRow, after: int, *, stated: bool) -> float:
-        """Return the seconds before a turn: the pause that its row states.
+        """Return the seconds between the answer of request `after` and the turn in `row`: the pause that `row` states.
 
-        If it states none, the pause is 0 if the row names the requests for which it waits (`stated`), otherwise the
-        time between the two rows, 0 if unknown.
+        If the row states none, the pause is 0 if the row names the requests for which it waits (`stated`). Otherwise it
+        is the time between `row` and the row of `after`, or 0 if a time is missing.
         """
         given = (row.fields.get(name) for name in ("delay", "delay_ms", "tool_wait_ms"))
         pauses = [pause for pause in given if pause is not None]

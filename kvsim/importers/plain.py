@@ -39,13 +39,13 @@ class Published:
     """Kind of the file for descriptions, such as "Azure LLM inference trace"."""
     columns: Mapping[str, str]
     """Name of each column in the file, by kvsim's name, which states the unit of times."""
-    alone: bool = False
+    has_no_others: bool = False
     """True if a file of this kind has no other columns."""
 
     def looks_like(self, source: TextSource) -> bool:
         """Tell whether the first line of `source` has the names of the columns."""
         names = tuple(self.columns.values())
-        return source.header == names if self.alone else set(names) <= set(source.header)
+        return source.header == names if self.has_no_others else set(names) <= set(source.header)
 
     def read(self, source: TextSource) -> Workload:
         """Return the requests of all models. Rows need not be in order of time."""
@@ -55,7 +55,7 @@ class Published:
 AZURE = Published(
     kind="Azure LLM inference trace",
     columns={"arrival": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"},
-    alone=True,
+    has_no_others=True,
 )
 """Azure/AzurePublicDataset, 2023 and later.
 
@@ -78,7 +78,7 @@ VIDUR = Published(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Names:
-    """Names in one file of kvsim's columns. `arrival` is None for a file that has only lengths."""
+    """Name of each of kvsim's columns in one file. `arrival` is None for a file that has only lengths."""
 
     arrival: str | None
     unit: str | None
@@ -157,7 +157,7 @@ def read(source: TextSource, columns: Mapping[str, str] | None = None) -> Worklo
 
     Args:
         source: the file.
-        columns: names in the file of columns that are not recognised, by kvsim's names.
+        columns: for columns that are not recognised, kvsim's name and the name in the file.
     """
     names = _Names.of(source, _checked(columns or {}), settled=True)
     return _read(source, names, None)
@@ -262,7 +262,8 @@ def _images(
 ) -> tuple[list[Image], int]:
     """Return the images of a request, and the tokens that they add to its `prompt_tokens` tokens of text.
 
-    A turn that waits for the turn `after` begins with the images of its history. Those in its own row follow.
+    A turn that waits for request `after` begins with the images of its history; the images in `row` follow. Without a
+    history, `prefix_tokens` is the number of tokens that the prompt shares with others.
     """
     if after == NONE:
         return images.read(row, prompt_tokens, prefix_tokens)

@@ -66,7 +66,7 @@ def _column(source: TextSource, names: Mapping[str, float]) -> str:
 
 
 def _number(row: SourceRow, name: str, wrong: list[str]) -> list[float]:
-    """Return a list with the number in field `name`; an empty one, and an error in `wrong`, if it is invalid."""
+    """Return the number in field `name` in a list. If it is invalid, append a message to `wrong` and return []."""
     try:
         return [row.number(name)]
     except WorkloadError as error:

@@ -18,9 +18,9 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
     """Return the requests of `recording` that have outputs, with their measured lengths and the times at which they
     were sent.
 
-    A recording without these times has those at which the engine took the requests. Without `waiting`, a turn of a
-    session arrives at its recorded time, or later when the answer before it is complete. With `waiting`, it waits for
-    that answer and its pause only, so that a slower server gets it later.
+    If the recording lacks these times, requests are sent when the engine received them. Without `waiting`, a turn of a
+    session arrives at its recorded time, or when the previous answer is complete if that is later. With `waiting`, a
+    turn arrives when the previous answer is complete and the pause has passed, so later with a slower server.
 
     Raises:
         WorkloadError: no request of the recording has an output.
@@ -32,8 +32,8 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
             f"recording {recording.name!r} has no request with any output, so there is nothing to serve again."
         )
     arrival_s = requests.received_s[rows]
-    num_silent = len(requests) - len(rows)
-    without = f", without {num_silent} that put out nothing" if num_silent else ""
+    num_left_out = len(requests) - len(rows)
+    without = f", without {num_left_out} that put out nothing" if num_left_out else ""
     images = getattr(recording, "images", None)
     turns = None if requests.turns is None else requests.turns.take(rows)
     if turns is not None and waiting:

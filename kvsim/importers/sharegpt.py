@@ -64,7 +64,7 @@ def read_turns(source: TextSource, *, chars_per_token: float = CHARS_PER_TOKEN) 
                 turns.add(before, 0.0, name=None, session=None)
                 before = len(requests.prompt_tokens) - 1
             said += tokens
-        requests.num_silent += before == NONE
+        requests.num_left_out += before == NONE
     note = f"; lengths of {guessed:,} messages guessed at {chars_per_token:g} characters per token" if guessed else ""
     return requests.workload(note + NO_ARRIVALS)
 

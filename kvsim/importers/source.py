@@ -209,7 +209,11 @@ class CsvBlock(NamedTuple):
     """Line in which each row ends."""
 
     def rows(self) -> Iterator[SourceRow]:
-        """Yield the rows one by one."""
+        """Yield the rows.
+
+        Raises:
+            WorkloadError: a row has more or fewer fields than there are columns.
+        """
         for line, fields in zip(self.lines, self.fields, strict=True):
             if len(fields) != len(self.columns):
                 raise WorkloadError(
@@ -246,7 +250,11 @@ class SourceRow(NamedTuple):
         return WorkloadError(f"{self.path}, line {self.line}: {sentence}.")
 
     def whole(self, name: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
-        """Return the whole number in field `name`, from text or JSON."""
+        """Return the whole number in field `name`, from text or JSON.
+
+        Raises:
+            WorkloadError: it is no whole number from `minimum` to `maximum`.
+        """
         value = self.value(name)
         if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS:
             number: int | None = int(value)

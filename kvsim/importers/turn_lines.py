@@ -29,7 +29,7 @@ class TurnLines:
     _last_of: dict[str, int] = field(default_factory=dict)
 
     def before(self, row: SourceRow, session: str | None, names: list[str]) -> int:
-        """Return the index of the request for which `row` waits; NONE if it waits for none.
+        """Return the index of the request for which `row` waits; `NONE`, -1, if it waits for none.
 
         It is the latest of the requests `names`; without names, the latest request of the `session`.
 
@@ -56,7 +56,11 @@ class TurnLines:
         session: str | None,
         names: Sequence[str] = (),
     ) -> None:
-        """Add the turn of the next request, which waits for request `after` and for all requests `names`."""
+        """Add the turn of the next request, which waits for request `after` and for all requests `names`.
+
+        It is sent `pause_s` seconds after these have ended. Its prompt repeats `history_tokens` tokens of `after`;
+        `WHOLE`: its prompt and its output.
+        """
         self.also_after.append([other for each in dict.fromkeys(names) if (other := self._row_of[each]) != after])
         row = len(self.after)
         self.after.append(after)
