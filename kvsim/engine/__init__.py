@@ -3,6 +3,8 @@
 The functions run interpreted, or numba compiles them unchanged. This folder has the modules that all servers share:
 
     state, records        the whole state as one tuple, and the record types in it
+    engine_settings       the record of settings
+    recorded_rows         the rows that are recorded while an engine runs
     clock, driver         the engine loop with simulated time; the Python interface of an engine
     scheduling            the interface of a scheduler: vLLM's (`scheduler`) or SGLang's (`radix.sglang_scheduler`)
     memory                the interface of a kind of memory: one for each folder below

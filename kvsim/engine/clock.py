@@ -15,7 +15,8 @@ import math
 from kvsim import steptime
 from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, totals, waiting_queue
 from kvsim.engine.machine_code.compiled import compiled_as, part
-from kvsim.engine.records import NO_FAILURE, Gap, Step
+from kvsim.engine.recorded_rows import Gap, Step
+from kvsim.engine.records import NO_FAILURE
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
 
@@ -38,9 +39,10 @@ IDLE, SCHEDULED, UPDATED, FULL, REACHED, ANSWERED, CHECK, STALLED, BATCHED, FAIL
 _SHARE_AFTER_KERNELS = 0.58
 """Share of a worker's host time that follows the kernels of a step, in a synchronous pipeline: the rest precedes them.
 
-The worker passes its result to the next stage before it prepares the next step. The share was chosen so that
-predictions meet a measurement of vLLM 0.25.1 on two hosts with two H200. There a token of a lone sequence takes 6.2 ms.
-Two sequences keep the last stage busy for 4.4 to 4.5 ms, of which kernels take 2.6 ms.
+The worker passes its result to the next stage before it prepares the next step. Measured in vLLM 0.25.1 on two hosts
+with two H200 (`docs/accuracy.md`, Pipelines). A token of a lone sequence, which waits only for the host time before the
+kernels, takes 6.2 ms. With two sequences, the last stage is busy for 4.4 to 4.5 ms per step: kernels take 2.6 ms, and
+the host takes the rest.
 """
 
 

@@ -20,7 +20,7 @@ class ConnectorSettings:
     """True for a store of prefixes; False if prompts are fetched from another server."""
     spares_busy: bool = False
     """True if the scheduler does not preempt a running sequence whose blocks would become free only after steps in
-    flight. It then ends the step instead.
+    flight. It then serves no further running sequence in this step.
     """
     recomputes: bool = False
     """True if tokens that fail to load are computed here; False if their request ends with an error."""

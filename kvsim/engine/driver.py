@@ -21,7 +21,8 @@ from kvsim.engine.machine_code.compiled import MachineCode, is_at_hand, part
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import prefix_hits
 from kvsim.engine.radix.hierarchical import HIERARCHICAL
-from kvsim.engine.records import MemoryRow, Sequence
+from kvsim.engine.recorded_rows import MemoryRow
+from kvsim.engine.records import Sequence
 from kvsim.engine.reserved import static_batch
 from kvsim.engine.state import Engine, table_of
 from kvsim.steptime import StepShape
@@ -119,8 +120,8 @@ class Driver:
         return int(self._act(self.engine, _MOMENT, 0.0))
 
     def has_work(self) -> bool:
-        """Tell whether the next call of `next_moment` schedules a step. If not, it processes the oldest output in
-        flight, if there is one.
+        """Tell whether the scheduler has work (`Scheduler.has_work`). If so, `next_moment` schedules a step, unless it
+        must process an output first.
         """
         return bool(self.engine.scheduler.has_work(self.engine))
 
@@ -356,8 +357,8 @@ class Driver:
         transfers.expect_end(self.engine, self.sequence(number))
 
     def use_slots(self, slots: list[int]) -> None:
-        """Mark idle slots of host memory, counted from 0, as used in this order, so that the last one is
-        evicted last.
+        """Mark idle slots of host memory, counted from 0, as used in this order: the last one is the most recently
+        used.
         """
         for slot in slots:
             host_pool.use(self.engine, host_pool.block_of(slot))

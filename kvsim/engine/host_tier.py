@@ -178,8 +178,8 @@ class HostSequence:
 
     num_jobs: Small = 0
     stored: Small = 0
-    """Number of leading host blocks of the request that the offload has dealt with: each is stored, is being stored, or
-    was left out.
+    """Number of leading host blocks of the request that the offload need not store any more: the host has them, gets
+    them, or had them.
     """
     num_stamped: Small = 0
     """Number of leading entries of the request's table whose blocks have a current value in `HostTier.allocated_in`."""

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine import combinations, records, scheduler
+from kvsim.engine import combinations, recorded_rows, records, scheduler
 from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
 from kvsim.engine.coefficients import step_times
 from kvsim.engine.connector import connected, connector_initialization, disaggregated
 from kvsim.engine.custom import custom_memory
 from kvsim.engine.encoder_records import encoder_cache
+from kvsim.engine.engine_settings import Settings
 from kvsim.engine.external_records import external_kv
 from kvsim.engine.host import host_initialization, tiered
 from kvsim.engine.known_requests import Demand
@@ -235,7 +236,7 @@ class EnginePlan:
             **self._rows(settings, room, compiled=compiled),
         )
 
-    def _lists_of_steps(self, settings: records.Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
+    def _lists_of_steps(self, settings: Settings, batch: int, *, compiled: bool) -> dict[str, Any]:
         """Return fields of `Engine` by name: empty lists for the running sequences, and for the sequences of each step
         in flight. `batch` is the largest number of sequences.
         """
@@ -253,19 +254,19 @@ class EnginePlan:
             "computing_tokens": zeros(counted),
         }
 
-    def _rows(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
+    def _rows(self, settings: Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
         rows_of = partial(make_growing, compiled=compiled)
         return {
-            "steps": rows_of(records.Step, STEPS_PER_SLICE),
-            "outputs": rows_of(records.Output, STEPS_PER_SLICE + settings.most_in_flight),
-            "gaps": rows_of(records.Gap, STEPS_PER_SLICE + settings.most_in_flight),
-            "memory_rows": rows_of(records.MemoryRow, _num_memory_rows(room) if self.records_memory else 0),
+            "steps": rows_of(recorded_rows.Step, STEPS_PER_SLICE),
+            "outputs": rows_of(recorded_rows.Output, STEPS_PER_SLICE + settings.most_in_flight),
+            "gaps": rows_of(recorded_rows.Gap, STEPS_PER_SLICE + settings.most_in_flight),
+            "memory_rows": rows_of(recorded_rows.MemoryRow, _num_memory_rows(room) if self.records_memory else 0),
             "schedule_rows": rows_of(
-                records.ScheduleRow, 2 * room.most_running + FIRST_ROWS if self.records_schedule else 0
+                recorded_rows.ScheduleRow, 2 * room.most_running + FIRST_ROWS if self.records_schedule else 0
             ),
         }
 
-    def _settings(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> records.Settings:
+    def _settings(self, layout: KVCacheLayout, room: Room, *, compiled: bool) -> Settings:
         policy = self.policy
         chosen = settings_of_policy(policy, self.num_units) | settings_of_loop(policy, self.pipeline)
         chosen |= settings_of_groups(layout, policy) | {
@@ -293,7 +294,7 @@ class EnginePlan:
             chosen |= settings_of_images(self.encoding, policy)
         if self.connector is not None and isinstance(policy, Paged):
             chosen |= settings_of_connector(self.connector, policy, chosen["most_in_flight"])
-        settings = make_one(records.Settings, compiled=compiled)
+        settings = make_one(Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
         waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
@@ -311,7 +312,7 @@ class EnginePlan:
         settings.may_skip_decodes = not self.rules and may_skip_decodes(settings)
         return settings
 
-    def _optional_parts(self, settings: records.Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
+    def _optional_parts(self, settings: Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
         policy, num_units = self.policy, self.num_units
         sizes = (num_units, len(self.demand.prompt), self.unit_bytes)
         has_external = self.connector is not None or host_initialization.has_offload(policy)

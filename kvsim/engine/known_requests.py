@@ -14,8 +14,8 @@ from kvsim.workload import Ragged
 
 Column = npt.NDArray[np.int64]
 BEGIN_TOKENS = 32
-"""Number of leading tokens by which SGLang compares waiting requests. Of two requests with equal leading tokens, the
-later one in the queue waits for the other one, unless more of its tokens than this number are cached.
+"""Number of leading tokens by which SGLang compares waiting requests. Of two requests with equal leading tokens, orders
+such as `LPM` put the later one behind all others, unless more of its tokens than this number are cached.
 """
 
 

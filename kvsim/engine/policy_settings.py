@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvsim.engine import records
+from kvsim.engine.engine_settings import Settings
 from kvsim.engine.host.host_initialization import has_offload
 from kvsim.engine.reserved import reservations
 from kvsim.engine.state import BEST_FIT, BUDDY, FIRST_FIT, NEXT_FIT
@@ -26,7 +26,7 @@ _RULES = (
 
 
 def settings_of_policy(policy: Policy, num_units: int) -> dict[str, Any]:
-    """Return settings of scheduling and memory by their names in `records.Settings`, for a pool of `num_units` units.
+    """Return settings of scheduling and memory by their names in `Settings`, for a pool of `num_units` units.
 
     The other functions of this module return further settings in the same form.
     """
@@ -171,7 +171,7 @@ def settings_of_swap(cache: PagedSettings, block_bytes: int) -> dict[str, Any]:
     return {"host_blocks": num_blocks, "host_block_s": block_bytes / (cache.swap_gb_per_s * 1e9)}
 
 
-def may_skip_decodes(settings: records.Settings) -> bool:
+def may_skip_decodes(settings: Settings) -> bool:
     """Tell whether the scheduler may skip sequences that only decode: no setting requires a visit in every step."""
     visits_sequences = (
         settings.lookahead_tokens

@@ -547,9 +547,7 @@ def _drop_ended(engine: Engine) -> None:
 
 @part
 def num_running(engine: Engine) -> int:
-    """Return the number of running sequences, which are all that hold memory with vLLM's scheduler, apart from
-    transfers.
-    """
+    """Return the number of running sequences."""
     return engine.state.num_running
 
 

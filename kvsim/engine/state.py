@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from kvsim.engine import records
+from kvsim.engine import recorded_rows, records
 from kvsim.engine.arrays import Numbers, Records
 from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.encoder_records import EncoderCache
+from kvsim.engine.engine_settings import Settings
 from kvsim.engine.external_records import ExternalKV
 from kvsim.engine.host_tier import HostTier
 from kvsim.engine.machine_code.compiled import part
@@ -82,7 +83,7 @@ class Engine(NamedTuple):
     scheduler: Scheduler
     rules: Rules
     """Decisions of a step: vLLM's, or those of a custom policy (see `custom_rules`), which is never compiled."""
-    settings: records.Settings
+    settings: Settings
     step_time_models: Records[Any]
     """Step-time model of every pipeline stage; in a compiled engine, a record of its coefficients."""
     stages: Records[records.Stage]
@@ -174,14 +175,14 @@ class Engine(NamedTuple):
     """
     moments: Records[records.Moment]
     """Next events to replay, if the engine runs without a clock; see `moments`."""
-    steps: Records[records.Step]
+    steps: Records[recorded_rows.Step]
     """Recorded steps of this slice of the run."""
-    outputs: Records[records.Output]
-    gaps: Records[records.Gap]
-    """Recorded gaps of this slice of the run; see `records.Gap`."""
-    memory_rows: Records[records.MemoryRow]
+    outputs: Records[recorded_rows.Output]
+    gaps: Records[recorded_rows.Gap]
+    """Recorded gaps of this slice of the run; see `recorded_rows.Gap`."""
+    memory_rows: Records[recorded_rows.MemoryRow]
     """Changes of ownership in this slice of the run; empty if they are not recorded."""
-    schedule_rows: Records[records.ScheduleRow]
+    schedule_rows: Records[recorded_rows.ScheduleRow]
 
 
 @part

@@ -6,10 +6,11 @@ from dataclasses import fields, is_dataclass
 
 import pytest
 
-from kvsim.engine import host_tier, records
+from kvsim.engine import engine_settings, host_tier, recorded_rows, records
 from kvsim.engine.arrays import make
 
-RECORDS = {value for module in (records, host_tier) for value in vars(module).values() if is_dataclass(value)}
+MODULES = (engine_settings, host_tier, recorded_rows, records)
+RECORDS = {value for module in MODULES for value in vars(module).values() if is_dataclass(value)}
 
 
 @pytest.mark.parametrize("record", sorted(RECORDS, key=lambda record: record.__name__))
@@ -30,11 +31,11 @@ def test_a_field_that_a_record_does_not_have_is_refused() -> None:
 
 
 def test_settings_of_features_are_constants_only_in_a_run_without_features() -> None:
-    settings = records.Settings()
-    constants = dict(records.constants_of(settings))
+    settings = engine_settings.Settings()
+    constants = dict(engine_settings.constants_of(settings))
     assert constants["num_drafts"] == 0
     assert constants["prefill_interval"] == 1
     settings.max_num_seqs = 8
-    assert dict(records.constants_of(settings)) == constants
+    assert dict(engine_settings.constants_of(settings)) == constants
     settings.encoder_tokens = 100
-    assert records.constants_of(settings) == ()
+    assert engine_settings.constants_of(settings) == ()

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.arrays import dtype_of
-from kvsim.engine.records import Settings, constants_of
+from kvsim.engine.engine_settings import Settings, constants_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ def one_group(policy: Policy) -> KVCacheLayout:
 
 
 def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
-    """Return the settings of the engine that depend on the KV-cache groups, by their names in `records.Settings`."""
+    """Return the settings of the engine that depend on the KV-cache groups, by their names in `Settings`."""
     tokens, _ = _slots_of_groups(layout)
     caching = isinstance(policy, Paged) and policy.cache.enable_prefix_caching
     rules = rules_of(policy.scheduler.vllm) if isinstance(policy, Paged) else ReleaseRules()
