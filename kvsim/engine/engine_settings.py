@@ -1,4 +1,4 @@
-"""`Settings`: the record of an engine's settings, and which of them are compiled as constants."""
+"""`Settings`: the record of an engine's settings. Some are compiled as constants."""
 
 from __future__ import annotations
 
