@@ -237,6 +237,6 @@ def _first_uses(recording: Recording) -> dict[str, Any]:
     kernels = KernelsSeen(gpu, model, earlier_batches(recording))
     uses = [kernels.run(batch) for batch in batches_of(recording)]
     return {
-        "new_shape": np.concatenate([each.shapes for each in uses]),
-        "new_kernels": np.concatenate([each.kernels for each in uses]),
+        "new_shape": np.concatenate([each.choose_times for each in uses]),
+        "new_kernels": np.concatenate([each.build_times for each in uses]),
     }

@@ -33,21 +33,22 @@ class Products:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """Measured seconds of one attention launch in one layer: of decodes with equal contexts, of a prompt, or of
-    both.
+    """Measured seconds of one attention launch in one layer.
+
+    The launch has decodes with equal contexts, one prompt, or both.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     num_decodes: int
-    """Number of decoding sequences, with one query each."""
+    """Number of decoding sequences, with one query each; 0 without decodes."""
     decode_context: int
-    """Number of keys that each decoding sequence reads."""
+    """Number of keys that each decoding sequence reads; 0 without decodes."""
     prompt_tokens: int
     """Number of queries of the prompt; 0 without a prompt."""
     prompt_context: int
-    """Number of keys that the last query of the prompt reads."""
+    """Number of keys that the last query of the prompt reads; 0 without a prompt."""
     seconds: float
 
 
@@ -62,9 +63,10 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparseAttention:
-    """Seconds of the sparse attention in one layer of one model on each GPU, without its four large matrix products.
+    """Seconds of sparse attention (DeepSeek's) in one layer of one model on each GPU.
 
-    An indexer scores all tokens. Each query reads only the tokens with the highest scores.
+    For each query, an indexer scores all cached tokens. The query reads only the tokens with the highest scores. The
+    four matrix products that MLA also has without an indexer are not included.
     """
 
     selected_tokens: int
@@ -80,26 +82,24 @@ class SparseAttention:
     pair_s: float
     """Seconds to score one cached token for one query of a prompt."""
     selected_pair_s: float
-    """Seconds for one query of a prompt to read one selected token."""
+    """Seconds in which one query of a prompt reads one selected token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Seconds of MLA in one layer of one model on each GPU, without matrix products and starts of kernels."""
+    """Seconds of MLA in one layer of one model on each GPU, without matrix products and kernel starts."""
 
     sequence_s: float
     """Seconds per decoding sequence."""
     token_s: float
     """Seconds to read one cached token for one sequence."""
     pair_s: float
-    """Seconds for one query of a prompt with one key."""
+    """Seconds to compute the attention of one query of a prompt to one key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNet:
-    """Seconds of a gated delta net in one layer of one model on each GPU, without matrix products and starts of
-    kernels.
-    """
+    """Seconds of a gated delta net in one layer of one model on each GPU, without matrix products and kernel starts."""
 
     sequence_s: float
     """Seconds to read and write the recurrent state of one decoding sequence."""
@@ -112,7 +112,7 @@ class Card:
     """Machine card: speeds of a machine, in seconds and in bytes per second."""
 
     gpu: str
-    """Name of the GPU, as the driver or `kvsim size --list` spells it."""
+    """Name of the GPU: as the driver spells it if the card was measured, else as `kvsim size --list` spells it."""
     num_gpus: int = 1
     """Number of GPUs between which `all_reduce` was measured."""
     source: str
@@ -132,16 +132,16 @@ class Card:
     to_host_bytes_per_s: float
     """Bytes per second of copies from GPU memory to host memory."""
     products: Mapping[str, Products]
-    """Times of matrix products by the type of the weights: "bfloat16" (also for float16), "fp8" and "nvfp4"."""
+    """Times of matrix products by the type of the weights: "bfloat16" (also for float16), "fp8" or "nvfp4"."""
     attention: tuple[Attention, ...]
     """Measured attention launches, for several kinds of heads."""
     all_reduce: tuple[tuple[int, float], ...] = ()
-    """Bytes on each GPU and seconds of all-reduces between `num_gpus` GPUs, ascending; empty for one GPU."""
+    """(bytes on each GPU, seconds) of all-reduces between `num_gpus` GPUs, in ascending order; empty for one GPU."""
     exchange: tuple[tuple[int, float], ...] = ()
-    """Bytes and seconds of exchanges between all GPUs that share experts, ascending; empty if unknown.
+    """(bytes, seconds) of exchanges between all GPUs that share experts, in ascending order; empty if unknown.
 
-    An exchange is an all-gather with this number of bytes in total, and a reduce-scatter. This field and the following
-    ones, up to `is_of_tables`, come from kernel tables and are not in files of cards.
+    An exchange is an all-gather and a reduce-scatter. The bytes are those of the all-gather's whole result. This field
+    and the following ones, up to `is_of_tables`, come from kernel tables and are not in files of cards.
     """
     has_fp8_attention: bool = False
     """True if `attention` was measured with an fp8 cache."""
@@ -158,11 +158,12 @@ class Card:
     factors: Mapping[str, float] = field(default_factory=dict)
     """Factors by which times predicted from the card are multiplied, to match an engine on this machine.
 
-    They are fitted to recordings. The keys are `gpu`, `host`, `woken` (a host that has slept) and `front_end`. A
-    missing factor is 1.
+    They are fitted to recordings. The keys are `gpu` (all GPU times), `host` (all host times), `woken` (further factor
+    on the host times of a host that has slept) and `front_end` (times of the HTTP server). A missing `front_end` is
+    equal to `host`. Any other missing factor is 1.
     """
     fitted_to: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names of the recordings to which the factors were fitted, by the name of the recordings' model."""
+    """Names of the recordings to which the factors were fitted, by the recordings' model."""
 
 
 def load_card(path: str | os.PathLike[str]) -> Card:
@@ -223,7 +224,10 @@ _RATES = (
 _FACTORS = ("gpu", "host", "woken", "front_end")
 _FACTOR = (1e-3, 1e3)
 _BOUNDS = {**{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES}, "us": (1e-6, 1e9)}
-"""Lowest and highest valid value of each number in a file. Names of rates end in `_per_s`; `us` is in microseconds."""
+"""(lowest, highest) valid value of each time and each rate in a file, by name.
+
+Rates, whose names end in `_per_s`, are in bytes per second. `us` is in microseconds. All others are in seconds.
+"""
 _ATTENTION = (
     *("num_heads", "num_kv_heads", "head_dim"),
     *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
@@ -284,7 +288,7 @@ def _positive(table: Mapping[str, Any], name: str) -> float:
 
 
 def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
-    """Return the list `us` of a row in seconds. It must have `number` times."""
+    """Return the times in the list `us` of `row`, in seconds. The list must have `number` times."""
     if len(row["us"]) != number:
         raise ValueError(f"the product of n = {row['n']} and k = {row['k']} should have {number} times")
     return tuple(_positive({"us": value}, "us") / 1e6 for value in row["us"])
@@ -293,8 +297,8 @@ def _microseconds(row: Mapping[str, Any], number: int) -> tuple[float, ...]:
 def save_card(card: Card, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
     """Write a card as a TOML file, and return its path. An interrupted call leaves no incomplete file.
 
-    `header` becomes comment lines. `made_by` is the command that a further comment names; without it, there is no such
-    comment.
+    `header` becomes comment lines. `made_by` is the command that a further comment names; if it is empty, that comment
+    is left out.
     """
     with whole_file(path, made_by=made_by, comment=HASH_COMMENT) as scratch:
         scratch.write_text("\n".join(_lines(card, header)) + "\n", encoding="utf-8")
@@ -335,7 +339,7 @@ def _lines(card: Card, header: str) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """Return `text` as a TOML string. It has the escapes of JSON."""
+    """Return `text` as a quoted TOML string. TOML accepts the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

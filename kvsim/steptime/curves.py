@@ -24,9 +24,9 @@ _CAPTURED = 512
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
     """Return a function from the number of rows m to the seconds of the product x[m, k] @ w[n, k].T.
 
-    The time per weight is an average over the measured shapes nearest to (n, k). Up to `_CAPTURED`, m takes the time of
-    the next larger measured size. Above, times are interpolated linearly, and beyond the largest measured size they are
-    proportional to m.
+    The time per weight is an average over the measured shapes nearest to (n, k). Up to `_CAPTURED` rows, the product
+    takes the time of the next larger measured size. With more rows, times are interpolated linearly. Beyond the largest
+    measured size, they are proportional to m.
     """
     sizes, shapes = np.array(products.sizes), np.array(products.shapes, float)
     distance = ((np.log2(shapes) - np.log2([n, k])) ** 2).sum(axis=1)
@@ -46,10 +46,10 @@ def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
 
 
 def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float:
-    """Return the seconds of an all-reduce of `num_bytes` on each GPU, from the measured ones in `all_reduce`.
+    """Return the seconds of an all-reduce of `num_bytes` on each GPU, from measured (bytes, seconds) in `all_reduce`.
 
-    Logarithms of sizes and times are interpolated. Beyond the largest measured size, the time is proportional to the
-    size.
+    The logarithms of bytes and seconds are interpolated. Beyond the largest measured size, the time is proportional to
+    the size. Below the smallest, it is constant.
     """
     sizes, seconds = np.log(np.array(all_reduce)).T
     if num_bytes > all_reduce[-1][0]:
@@ -60,9 +60,9 @@ def reduce_s(all_reduce: Sequence[tuple[int, float]], num_bytes: float) -> float
 def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> float:
     """Return the seconds of the experts in one layer for `m` tokens, each of which goes to `per_token` random experts.
 
-    The times were measured with tokens spread evenly over the experts. A few random tokens reach fewer experts than a
-    few evenly spread ones, so fewer weights are read. So the result is the time of as many evenly spread tokens as
-    reach the same number of experts. Once all experts are reached, further tokens only add arithmetic.
+    The times in `experts` were measured with evenly spread tokens. The same number of random tokens reaches fewer
+    experts, so fewer weights are read. Weight reads therefore take the time of as many evenly spread tokens as reach
+    the same number of experts. Tokens beyond those that reach every expert add the time of their arithmetic.
     """
     sizes = np.array(experts.sizes, float)
     seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time
@@ -89,7 +89,7 @@ class AttentionCost(NamedTuple):
     flop_s: float
     """Seconds per floating-point operation of the attention in prompts."""
     mixed_share: float
-    """Additional reading time if the launch has a prompt, too, relative to one without: 0.5 means 1.5 times as long."""
+    """Additional reading time of decodes in a launch that also has a prompt: 0.5 means 1.5 times as long."""
 
 
 _LONE_SHARES = np.linspace(0.0, 0.5, 11)
@@ -99,7 +99,7 @@ _LONE_SHARES = np.linspace(0.0, 0.5, 11)
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
     """Return the coefficients of attention with the heads of `reading`, from the most similar measured heads.
 
-    `num_processors` is the number of processors of the GPU.
+    `num_processors` is the number of streaming multiprocessors of the GPU.
     """
     rows = _nearest(card.attention, reading)
     # A key and a value have one byte per element in fp8, two in bfloat16.
@@ -122,7 +122,7 @@ def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> A
 
 
 def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attention]:
-    """Return the measured launches whose heads are most similar to those of `reading`."""
+    """Return all measured launches with one kind of heads: the kind most similar to the heads of `reading`."""
 
     def distance(row: Attention) -> float:
         heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
@@ -135,10 +135,10 @@ def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attentio
 
 
 def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple[float, ...], float]:
-    """Fit the seconds per step, per sequence and per byte read; return them, and the sum of squared relative errors.
+    """Fit seconds per step, per sequence and per byte; return these three, and the sum of squared relative errors.
 
-    No coefficient is negative: one that would be is set to 0, and the others are fitted again. `seqs`, `read` and
-    `seconds` have one value per launch.
+    No coefficient is negative: one that would be is set to 0, and the others are fitted again. `seqs` (sequences),
+    `read` (bytes) and `seconds` have one value per launch.
     """
     features = np.stack([np.ones_like(seqs), seqs, read], axis=1) / seconds[:, None]
     kept = [0, 1, 2]
@@ -153,7 +153,7 @@ def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple
 
 
 def _pairs(row: Attention) -> float:
-    """Return the number of pairs of a query of the prompt and a key that it reads."""
+    """Return the number of pairs of a query of the prompt and a key that this query reads."""
     before = row.prompt_context - row.prompt_tokens
     return row.prompt_tokens * before + row.prompt_tokens * (row.prompt_tokens + 1) / 2
 

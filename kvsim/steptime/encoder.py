@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from kvsim.steptime.card import Card
 
 LAYER_LAUNCHES = {"gated": 264, "plain": 144}
-"""Host time to launch one layer, in multiples of `Card.launch_s`, with a gate or without.
+"""Host time to launch one layer with a gated or a plain feed-forward network, in multiples of `Card.launch_s`.
 
-A layer with a gate has 31 kernels, because its RMS norms are not fused. A layer without one has 15.
+A gated layer has 31 kernels, because its RMS norms are not fused. A plain layer has 15.
 """
 IMAGE_LAUNCHES = 1400
 """Host time per image to copy its pixels to the GPU, in multiples of `Card.launch_s`.
@@ -28,8 +28,9 @@ It was 10 to 15 ms on two hosts.
 IMAGE_TOKEN_LAUNCHES = 0.5
 """Host time per token of an image to copy its pixels, in multiples of `Card.launch_s`."""
 _ELEMENTS = {"gated": 98, "plain": 61}
-"""Number of elements that norms, rotations, activations and copies of one layer read and write per patch, as a multiple
-of the hidden size.
+"""Number of elements that one layer reads and writes per patch outside matrix products and attention.
+
+It is a multiple of the hidden size. Norms, rotations, activations and copies read and write these elements.
 """
 _UNALIGNED = 2.9
 """Factor on the time of a matrix product whose number of inputs is no multiple of 8, because an older kernel runs it.
@@ -37,8 +38,11 @@ _UNALIGNED = 2.9
 An example is the feed-forward network of Qwen2.5-VL, with a width of 3,420.
 """
 _ATTENTION_SHARE = 0.9
-"""FLOP/s of attention in an encoder (heads of 80 elements, no mask), as a share of those in the prompts of a card."""
-_MANY = 16_384
+"""FLOP/s of attention in an encoder, relative to the highest FLOP/s of the card's launches with one whole prompt.
+
+Measured with heads of 80 elements, without a mask.
+"""
+_MANY_PATCHES = 16_384
 """Number of patches for which matrix products are evaluated. From about here on, the time per patch is constant."""
 _ELEMENT_BYTES = 2
 
@@ -68,7 +72,7 @@ def encoder_coefficients(card: Card, tower: VisionTower, tensor_parallel_size: i
 def _product_s(card: Card, n: int, k: int) -> float:
     """Return the seconds per patch of a matrix product with `n` outputs and `k` inputs."""
     slower = _UNALIGNED if k % 8 else 1.0
-    return slower * product_curve(card.products["bfloat16"], n, k)(_MANY) / _MANY
+    return slower * product_curve(card.products["bfloat16"], n, k)(_MANY_PATCHES) / _MANY_PATCHES
 
 
 def _attention_flops_per_s(card: Card) -> float:

@@ -1,7 +1,7 @@
 """Constants of the host's part of vLLM's steps, for step times from a machine card.
 
-Most are multiples of `Card.launch_s`, the time in which the host launches one kernel. Sources are those of
-`kvsim.steptime.kernel_constants`.
+Most are multiples of `Card.launch_s`, the time in which the host launches one kernel. Unless a text names another
+source, they come from a profiler, or from the steps of vLLM 0.25.1 with seven shapes of models on an H100 and on H200s.
 """
 
 PREPARE_LAUNCHES = 265
@@ -14,10 +14,10 @@ In a step with prompt tokens, attention runs between captured pieces.
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
 """Host time to launch one compiled layer kernel by kernel, in multiples of `Card.launch_s`.
 
-"experts" is added for a layer with experts: relative to Llama-3-8B on the same H200, Qwen3-30B-A3B took 48 more, and
-Mixtral-8x7B 17 more. "delta net" includes all host time of Qwen3-Next that nothing else explains. It comes from two
-loads with 12 layers on one H100, beside other engines on its host. Whether the gated delta nets take this time, or the
-512 experts of every layer, is not known.
+"experts" is added for a layer with experts. It lies between two measured layers, relative to one of Llama-3-8B on the
+same H200: Qwen3-30B-A3B with 48 more and Mixtral-8x7B with 17 more. "delta net" includes all host time of Qwen3-Next
+that nothing else explains. It comes from two loads with 12 layers on one H100, while other engines ran on the same
+host. Its cause is not known: the gated delta nets, or the 512 experts of every layer.
 """
 DIVIDED_EXPERT_LAUNCHES = 85
 """Value of "experts" in `EAGER_LAUNCHES` if the experts are divided among several GPUs.
@@ -40,7 +40,7 @@ STATE_TABLE_SEQUENCE_LAUNCHES = 0.3
 """Host time of a step per sequence and block table of recurrent states, in multiples of `Card.launch_s`.
 
 The states of each sequence are looked up in every table. Measured in decodes of Granite 4.0 H Micro, which has nine
-tables. Tables of windows cost almost nothing.
+tables. Block tables of sliding windows cost almost nothing.
 """
 TURNAROUND_LAUNCHES = 13
 """Host time per step from an output to the next scheduling decision, in multiples of `Card.launch_s`."""
@@ -60,13 +60,14 @@ WOKEN_IN_PROCESS = 1.45
 """Value of `WOKEN` for an engine in the same process as its client.
 
 The value comes from launch times of models of 3B to 14B, divided by those of a 350M model, whose host never sleeps.
-This ratio was 1.3 to 1.6 in runs of six machines, and 1.1 on two earlier ones. A loop of plain Python in such a process
-took 13 us for some seconds, and 23 us for others.
+This ratio was 1.3 to 1.6 on six machines, and 1.1 on two others. In such a process, one pass of a loop of plain Python
+took 13 us in some seconds and 23 us in other seconds.
 """
 MXFP4_EXPERT_LAUNCHES = 136
 """Value of "experts" in `EAGER_LAUNCHES` for weights in mxfp4, whose kernels are launched from Python.
 
-Steps of 1,025 to 1,536 tokens of gpt-oss-20b took the host 48 ms, on an H200 in process. No other machine was measured.
+Steps of 1,025 to 1,536 tokens of gpt-oss-20b took the host of one H200 48 ms, with the engine in the client's process.
+No other machine was measured.
 """
 EXCHANGED_TENSORS = 4
 """Number of tensors that ranks exchange for one layer of experts.
@@ -77,17 +78,15 @@ sum).
 EXCHANGE_LAUNCHES = 6
 """Host time to exchange one tensor of one rank, in multiples of `Card.launch_s`, if ranks differ in tokens.
 
-vLLM then calls NCCL once for each rank and tensor. With this value, a step of 257 to 2,048 tokens of Qwen3-30B-A3B on
-two H100s takes 119 ms on the host of the H100's card. The host of the only measured run is not known: such steps took
-122 ms in the median, whatever their tokens, but 82 to 92 ms for five seconds. With four ranks, the predicted steps are
-11 % too long at light load; under load they are as long as those of the slowest of four hosts (`docs/fleets.md`). In a
-loop without an engine, the calls take two to three times `Card.launch_s` (`benchmarks/exchange.py`).
+vLLM then calls NCCL once for each rank and tensor. The value comes from one run of Qwen3-30B-A3B on two H100s, on a
+host that was not measured. With four ranks, predicted steps are 11 % too long at light load. Under load, they are as
+long as those of the slowest of four hosts (`docs/fleets.md`). In a loop without an engine, the calls take two to three
+times `Card.launch_s` (`benchmarks/exchange.py`).
 """
 WORKER_STEP_S = 0.28e-3
-"""Seconds in which a step is sent to the worker processes of several GPUs, and its output is sent back."""
+"""Seconds to send a step to the worker processes of several GPUs, and to send its output back."""
 WORKER_SEQUENCE_LAUNCHES = 0.75
 """Time per sequence in which a worker process prepares a step, in multiples of `Card.launch_s`.
 
-It took 3 to 8 us in two engines. The GPU waits for this unless it has a step to compute: prefills of 2,500 to 6,600
-tokens on two H200s took 4 to 6 ms longer than their kernels.
+It was 3 to 8 us in two engines. The GPU waits for it, unless it still computes the step before.
 """

@@ -9,13 +9,13 @@ SMALL_KERNEL = 1.75
 ELEMENT_SHARE = 0.93
 """Share of the read bandwidth that norms and activations of many tokens reach: 0.89 on an H200, 0.98 on an H100."""
 SPLIT_S = 3e-6
-"""Additional seconds of the attention in one layer in an engine's captured graph.
+"""Additional seconds of the attention in one layer, which a card's launches of attention alone do not have.
 
-Flash decoding divides the keys among processors, and a second kernel adds up the partial results. This takes 2.6 us for
-32 sequences with 32 heads of 128 elements.
+Flash decoding divides the keys among processors, and a second kernel adds up the partial results. That kernel takes 2.6
+us for 32 sequences with 32 heads of 128 elements, in an engine's captured graph.
 """
 SPLIT_ELEMENT_S = 6e-12
-"""Additional seconds per element of the queries, for the second kernel of flash decoding (see `SPLIT_S`).
+"""Additional seconds of the second kernel of flash decoding per element of the queries; see `SPLIT_S`.
 
 The kernel takes 14.5 us for 480 sequences with 32 heads of 128 elements.
 """
@@ -26,7 +26,7 @@ All constants for fp8 caches were measured with FlashAttention 3, called as in v
 of 128 elements on an H200.
 """
 FP8_SEQUENCE_SHARE = 1.7
-"""Time of attention per sequence, without the reads of its cache, with an fp8 cache relative to a bf16 cache.
+"""Time of attention per sequence without cache reads, with an fp8 cache relative to a bf16 cache.
 
 Measured: 1.7 to 2.0.
 """
@@ -40,14 +40,14 @@ FP8_MIXED_SHARE = 0.28
 FP8_QUERY_S = 3e-6
 """Seconds in which one layer converts its queries to fp8."""
 PIECE_S = 10e-6
-"""Seconds for which a GPU idles around the attention of one layer, if it runs between captured pieces of a step.
+"""Seconds for which a GPU idles around the attention of one layer that runs between captured pieces of a step.
 
-It is 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
+They were 5 to 15 us in the profiles of three models on an H200, which were fitted without a card.
 """
 REDUCE_WAIT_S = 2e-6
 """Seconds for which GPUs wait for each other in an all-reduce."""
 STEP_KERNELS = 100
-"""Time of a step outside its layers (inputs, sampling, copies, gaps), in multiples of a small kernel."""
+"""Time of a step outside its layers (inputs, sampling, copies, gaps), in multiples of `Card.kernel_s`."""
 SAMPLED_BYTES = 20
 """Number of bytes that sampling reads and writes per logit, to convert, perturb and compare it.
 
@@ -56,16 +56,17 @@ It takes 0.6 us for 128,256 logits on an H200.
 EXPERT_S = 24e-6
 """Seconds to start the experts of one layer.
 
-The start was 20 us in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured with vLLM 0.24.0 on an H100
-and an H200. Another 4 us were added, because layers took 4 us longer in decodes of Qwen3-30B-A3B on an H200. With
-equally many tokens per expert, the times are 8 % off (median) in all launches, and 6 % in those of at most 128 tokens.
+The start took 20 us in 3,429 launches of 64 shapes that aiconfigurator-core 0.12.0 measured with vLLM 0.24.0 on an H100
+and an H200. Another 4 us were added, because layers took 4 us longer in decodes of Qwen3-30B-A3B on an H200. Times
+predicted with these constants for evenly spread tokens are 8 % off in the median launch, and 6 % in the median launch
+of at most 128 tokens.
 """
 EXPERT_READ_SHARE = 0.95
-"""Rate at which the weights of experts are read, relative to other weights; see `EXPERT_S` for the source."""
+"""Share of the read bandwidth at which the weights of experts are read; see `EXPERT_S` for the source."""
 EXPERT_ARITHMETIC_SHARE = 0.7
-"""FLOP/s of experts, relative to other matrix products; see `EXPERT_S` for the source."""
+"""FLOP/s of experts, relative to the fastest large matrix product of the card; see `EXPERT_S` for the source."""
 FOUR_BIT_SHARE = 0.75
-"""Rate in bytes per second at which weights that are multiplied in bf16 are read with fewer bits, relative to bf16.
+"""Bytes per second at which quantized weights that are multiplied in bf16 are read, relative to bf16 weights.
 
 Not measured.
 """

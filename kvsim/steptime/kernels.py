@@ -6,13 +6,11 @@ whether the length fills the kernel's tiles, on the alignment of the length if t
 share the GPU's processors. With a static cache, the decode step is compiled twice: for the first cache length as a
 constant, and for the second with a variable length.
 
-Observed with transformers 5.17 and PyTorch 2.11 on H200s. The recordings have no stall that this does not explain.
-Lengths beyond the recordings (up to 32 keys with a mask, over 256 without one, over 512 in few rows) were tried in
-sixteen processes of a single layer with up to 560 lengths each. These processes ran five at a time and shared kernels.
-So they show where a kernel was new, but not where none was. `docs/accuracy.md` has the errors.
+Observed with transformers 5.17 and PyTorch 2.11 on H200s. These rules explain every stall in the recordings. Lengths
+beyond those of the recordings were tried in sixteen further processes. They shared built kernels, so they show where a
+kernel was new, but not where none was. `docs/accuracy.md` has the errors.
 
-Not modelled: CUDA keeps built kernels on disk, where a later process on the same machine finds them. A batch of 64 on a
-new machine waited five times in its first process, as predicted here, and never in the second.
+Not modelled: CUDA keeps built kernels on disk, so a later process on the same machine need not build them.
 """
 
 from __future__ import annotations
@@ -34,14 +32,14 @@ IntArray: TypeAlias = "npt.NDArray[np.int64]"
 _COMPILATIONS = (1.0, 1.5)
 """Time of the first compilation (constant length) and of the second (variable length), relative to the first.
 
-They took 16.8 and 25.4 s in one process, and 21.5 and 31.8 s in another.
+Measured: 16.8 and 25.4 s in one process, 21.5 and 31.8 s in another.
 """
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
-"""Largest number of keys with which a decode step uses the tiny, the short and the long kernel.
+"""Largest number of keys with which a decode step uses the kernels `_TINY`, `_SHORT` and `_LONG`.
 
-The tiny kernel has tiles of 32 keys, the short one tiles of 64. With few heads, the short kernel is used for up to
-twice as many keys. The long kernel does not divide keys among processors. A decode with very few heads and more keys
-uses a kernel that does.
+The last two limits depend on the number of heads, over all rows. With at most one head per processor, `_SHORT` is used
+for up to 256 keys. With more than 512 keys, `_SHARED` divides the keys among processors if there is at most one head
+for every two processors; otherwise `_LONG` is used for any number of keys.
 """
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])
@@ -50,7 +48,7 @@ _NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
 """Largest alignment with a kernel of its own. The alignment of a length is the largest power of two that divides it."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
-"""One more than the largest alignment, for numbering kernels. Alignment 0 means that there is no mask."""
+"""Number of alignments in an index of a kernel: 0 (no mask) to `_LARGEST_ALIGNMENT`."""
 _PLANNED = ("Hopper GH100", "Blackwell GB100")
 """Chips on which PyTorch prefers cuDNN's attention, which makes plans (compute capability 9.0 and 10.0).
 
@@ -96,14 +94,14 @@ class Batch:
 class FirstUses(NamedTuple):
     """Additional time in each step of a batch in which kernels are used for the first time."""
 
-    shapes: FloatArray
-    """Time to choose or compile kernels, in multiples of `Roofline.new_shape_s`; 0 in a step without new kernels."""
-    kernels: FloatArray
-    """Time to build or load kernels, in multiples of `Roofline.new_kernel_s`; 0 in a step without new kernels."""
+    choose_times: FloatArray
+    """Time of each step to choose or compile kernels, in multiples of `Roofline.new_shape_s`; 0 if none is new."""
+    build_times: FloatArray
+    """Time of each step to build or load kernels, in multiples of `Roofline.new_kernel_s`; 0 if none is new."""
 
 
 class KernelsSeen:
-    """Kernels that one process has built, and plans that it has made."""
+    """Attention kernels that one process has built, and the plans that it has made."""
 
     def __init__(self, gpu: Gpu, model: Model, earlier: Sequence[Batch] = ()) -> None:
         """Begin with the kernels that the batches `earlier` of `model` needed on `gpu`."""
@@ -112,11 +110,9 @@ class KernelsSeen:
         self._plans = gpu.architecture in _PLANNED
         self._seen: set[tuple[object, ...]] = set()
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
-        """True for each attention kernel that has been built, by the number that `_kernels` returns."""
+        """Entry i: True if the attention kernel with index i (see `_kernels`) has been built."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
-        """Lengths at which a batch has decoded, by (number of rows, whether padded): one byte per length, 1 if it
-        has.
-        """
+        """By (number of rows, whether padded): one byte per length, 1 if such a batch has decoded at this length."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)
@@ -124,19 +120,19 @@ class KernelsSeen:
     def run(self, batch: Batch, *, stride: int | None = None) -> FirstUses:
         """Return the additional times of first uses in each step of `batch`, and store its kernels as used.
 
-        `stride` is the number of slots per row of a static cache; None for as many as the batch needs.
+        `stride` is the number of slots per row of a static cache. None means as many as the batch needs.
         """
         uses = FirstUses(np.zeros(batch.new_tokens), np.zeros(batch.new_tokens))
         width, end = batch.prompt_width, batch.prompt_width + batch.new_tokens
         if batch.preallocated:  # attention reads the whole static cache in every step, so all decode steps are alike
             length = end - 1 if stride is None else stride
-            uses.kernels[0] = self._static_prefill(batch, length)
+            uses.build_times[0] = self._static_prefill(batch, length)
             if batch.new_tokens > 1:
-                uses.shapes[1] = self._static_decode(batch, length)
+                uses.choose_times[1] = self._static_decode(batch, length)
         elif not self._plans:
             if self._is_first("plan", batch.rows, width, batch.padded):
-                uses.shapes[0] = _PLAN["prefill"] - _PLAN["decode"]  # matrix products alone
-                uses.kernels[0] = self._is_first("products")
+                uses.choose_times[0] = _PLAN["prefill"] - _PLAN["decode"]  # matrix products alone
+                uses.build_times[0] = self._is_first("products")
         else:
             if self._is_first("plan", batch.rows, width, batch.padded):
                 self._choose(batch, np.array([width]), uses, prefill=True)
@@ -145,9 +141,10 @@ class KernelsSeen:
         return uses
 
     def _static_prefill(self, batch: Batch, length: int) -> float:
-        """Return the time that a prefill with a static cache needs to load the compiler; 0 if it is loaded.
+        """Return the time to load the compiler before a prefill with a static cache, and mark its kernel as built.
 
-        The prefill is not compiled, so that later dynamic batches can use its attention kernel.
+        The time is in multiples of `Roofline.new_kernel_s`; 0 if the compiler is loaded. The prefill itself is not
+        compiled, so later batches with a dynamic cache can use its attention kernel.
         """
         self._built[self._kernels(batch, np.array([length]), prefill=True)] = True
         return float(self._is_first("compiler"))
@@ -160,9 +157,7 @@ class KernelsSeen:
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Return the lengths in `begin:end` without a plan for these rows and this padding, and mark them as
-        planned.
-        """
+        """Return the lengths in `begin:end` at which no such batch has decoded yet, and mark them."""
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
         if planned.find(0, begin, end) < 0:  # all are planned, as usual in a long run
@@ -174,23 +169,26 @@ class KernelsSeen:
     def _choose(self, batch: Batch, lengths: IntArray, uses: FirstUses, *, prefill: bool) -> None:
         kind = "prefill" if prefill else "decode"
         steps = lengths - batch.prompt_width
-        uses.shapes[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
+        uses.choose_times[steps] = _PLAN[kind] * (1.0 if batch.padded else _MASKLESS_PLAN)
         kernels = self._kernels(batch, lengths, prefill=prefill)
         while (unbuilt := ~self._built[kernels]).any():
             nth = unbuilt.argmax()  # the first unbuilt kernel
             self._built[kernels[nth]] = True
             parity = "odd" if lengths[nth] % 2 and batch.padded else "even"
             build = _KERNEL[kind, parity] * (1.0 if batch.padded else _MASKLESS_KERNEL)
-            uses.kernels[steps[nth]] = build + self._is_first("products")
+            uses.build_times[steps[nth]] = build + self._is_first("products")
 
     def _kernels(self, batch: Batch, lengths: IntArray, *, prefill: bool) -> IntArray:
-        """Return the number of the attention kernel for a step at each of `lengths`."""
+        """Return the index of the attention kernel for a step at each of `lengths`.
+
+        The index counts through kinds of kernels, alignments of the length, and whether the length fills tiles.
+        """
         kernel = np.full(len(lengths), _PREFILL) if prefill else self._decode_kernels(batch.rows, lengths)
         # `lengths & -lengths` is the largest power of two that divides a length.
         alignment = np.minimum(lengths & -lengths, _LARGEST_ALIGNMENT) if batch.padded else np.zeros_like(lengths)
         fills_tiles = lengths % _TILE_KEYS[kernel] == 0
-        numbers: IntArray = (kernel * _NUM_ALIGNMENTS + alignment) * 2 + fills_tiles
-        return numbers
+        indices: IntArray = (kernel * _NUM_ALIGNMENTS + alignment) * 2 + fills_tiles
+        return indices
 
     def _decode_kernels(self, rows: int, lengths: IntArray) -> IntArray:
         """Return the kind of kernel (`_TINY` to `_SHARED`) that decodes `rows` rows, for each number of keys."""

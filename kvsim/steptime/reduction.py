@@ -65,7 +65,7 @@ from kvsim.steptime.pace import WORKER_COEFFICIENTS, Pace, at_pace
 from kvsim.steptime.ranks import GROUP_SIZES, RankTimes
 from kvsim.steptime.roofline import Roofline
 from kvsim.steptime.shapes import StepShape
-from kvsim.steptime.sizes import NUM_SIZES, SIZE_OF_PLACE, captured_size
+from kvsim.steptime.sizes import NUM_SIZES, SIZE_OF_PLACE
 from kvsim.steptime.work import on_stage, work_of
 
 if TYPE_CHECKING:
@@ -78,21 +78,19 @@ if TYPE_CHECKING:
 _ACTIVATION_BYTES = 2
 _LARGE = (1024, 2048, 4096, 8192, 16384)
 """Sizes of steps in tokens. The time per token in large steps is fitted to the times at these sizes."""
-_TYPICAL_BATCH, _LARGE_BATCH = 16, 256
+_SMALL_BATCH, _LARGE_BATCH = 16, 256
 """Numbers of sequences of a small and of a large decode step.
 
 The time of the output projection is assumed to grow linearly between the two. The small step decides how long a host
 sleeps.
 """
-_SMALLEST = 3
-"""Number of tokens in a step that is padded to 4 tokens, the size of the first entry in tables by size."""
 
 
 def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: bool = False) -> Roofline:
     """Return the step times of vLLM with `model` on the machine of `card`.
 
-    `num_processors` is the number of processors of each GPU. `in_process` is True for an engine in the same process as
-    its client.
+    `num_processors` is the number of streaming multiprocessors of each GPU. `in_process` is True for an engine in the
+    same process as its client.
     """
     awake = never_asleep(card, model, num_processors=num_processors)
     return on_machine(awake, card.launch_s, card.factors, in_process=in_process)
@@ -101,8 +99,8 @@ def reduce(card: Card, model: Model, *, num_processors: int = 132, in_process: b
 def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> RankTimes:
     """Return the step times of data-parallel ranks that share the experts of `model`; see `reduce`.
 
-    After the experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce. The host is assumed to
-    be as slow as one in the same process as its client, because the ranks of a server share a host.
+    In layers with experts, an all-gather and a reduce-scatter over all ranks replace the all-reduce after the experts.
+    The ranks of a server share a host. This host is assumed to be as slow as that of an engine in its client's process.
     """
     work = work_of(model)
     without_experts = replace(work, expert_weights=0, num_reduces=max(work.num_reduces - work.expert_layers, 0))
@@ -112,7 +110,7 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
         exchanged_s = reduce_s(card.exchange, tokens * _ACTIVATION_BYTES * model.hidden_size) + 2 * REDUCE_WAIT_S
         seconds.append(experts(tokens) + work.expert_layers * exchanged_s)
     # The GPU's time with experts decides how long the host sleeps.
-    experts_s = float(np.interp(_TYPICAL_BATCH * model.data_parallel_size, GROUP_SIZES, seconds))
+    experts_s = float(np.interp(_SMALL_BATCH * model.data_parallel_size, GROUP_SIZES, seconds))
     asleep = replace(awake, step_s=awake.step_s + experts_s)
     own = on_machine(asleep, card.launch_s, card.factors, in_process=True)
     own = replace(own, step_s=awake.step_s * card.factors.get("gpu", 1.0))
@@ -132,8 +130,8 @@ def reduce_stages(
 ) -> tuple[Roofline, ...]:
     """Return the step times of all stages of a pipeline; see `reduce`.
 
-    `shares` is the share of all layers of each stage. Each stage but the first receives two activations per token from
-    the previous stage, which is assumed to take as long as an all-reduce of the same size on the card.
+    `shares` has each stage's share of all layers. Each stage but the first receives two activations per token (hidden
+    state and residual). The transfer is assumed to take as long as an all-reduce of the same size on the card.
     """
     work, stages = work_of(model), []
     handed_over_s, handed_over_token_s = _hand_over(card, 2 * _ACTIVATION_BYTES * model.hidden_size)
@@ -148,10 +146,9 @@ def reduce_stages(
 
 
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
-    """Return the seconds to send activations to the next stage: per step, and per token.
+    """Return the seconds per step and the seconds per token to send activations to the next stage.
 
-    The time per step is that of the smallest all-reduce. The time per token comes from the rate of the largest
-    all-reduce.
+    The first are those of the smallest measured all-reduce. The second follow from the rate of the largest one.
     """
     (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
     return smallest_s, token_bytes * largest_s / largest_bytes
@@ -171,9 +168,9 @@ def _never_asleep(card: Card, model: Model, work: Work, num_processors: int) -> 
     output_s = logits_s = 0.0
     if work.output is not None:
         projection_s = product_curve(card.products["bfloat16"], *work.output)
-        output_s = projection_s(_TYPICAL_BATCH)
+        output_s = projection_s(_SMALL_BATCH)
         more_s = max(projection_s(_LARGE_BATCH) - output_s, 0.0)
-        logits_s = more_s / (_LARGE_BATCH - _TYPICAL_BATCH) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
+        logits_s = more_s / (_LARGE_BATCH - _SMALL_BATCH) + SAMPLED_BYTES * work.output.n / card.read_bytes_per_s
     if card.delta_net is None:
         state_s = 2 * work.state_bytes / card.copy_bytes_per_s  # each state is read and written
     else:  # `_layers_s` has the cost of a token
@@ -218,9 +215,10 @@ def _most_captured_tokens(model: Model) -> int:
 
 
 def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[AttentionKind, AttentionCost]]:
-    """Return the coefficients of each kind of attention, except for sparse attention if the card has times for it.
+    """Return each kind of attention with its coefficients, without sparse attention if the card has times for it.
 
-    If the card was measured with an fp8 cache, `is_fp8` is set to False, so that its times are not scaled again.
+    If the card's times are already those of an fp8 cache, `is_fp8` of the returned kind is False, so that they are not
+    scaled again.
     """
     costs = []
     for reading in work.readings:
@@ -238,7 +236,7 @@ def _attention_costs(card: Card, work: Work, num_processors: int) -> list[tuple[
 
 
 def _with_sparse(times: Roofline, sparse: SparseAttention, num_layers: float) -> Roofline:
-    """Add layers of sparse attention to `times`. Selected tokens are read like a window."""
+    """Return `times` with `num_layers` layers of sparse attention. Selected tokens are read like a window."""
     return replace(
         times,
         step_s=times.step_s + num_layers * sparse.step_s,
@@ -256,21 +254,22 @@ def on_machine(
 ) -> Roofline:
     """Convert times for a host that never sleeps to times on a machine whose host sleeps while it waits for the GPU.
 
-    A host that has slept is slower. If a decode step takes an awake host longer than the GPU, the host never sleeps. If
-    only a slowed host takes longer than the GPU, host and GPU take equally long.
+    A host that has slept is slower. Its slowdown follows from a decode step with a small batch. If this step takes an
+    awake host longer than the GPU, the host never sleeps. If it takes longer only on a slowed host, the slowdown is
+    reduced until host and GPU take equally long.
 
     Args:
         awake: times without sleep, from a card without factors.
         launch_s: seconds in which the host launches one kernel.
         factors: factors of the machine's card.
         in_process: True for an engine in the same process as its client.
-        is_stage: True if the worker waits for other pipeline stages, so that it sleeps like the scheduler.
+        is_stage: True for a pipeline stage. Its worker waits for other stages, so that it sleeps like the scheduler.
     """
     host = factors.get("host", 1.0)
     times = at_pace(Pace(host=host, gpu=factors.get("gpu", 1.0)), awake)
     per_sequence = SEQUENCE_LAUNCHES + TURNAROUND_SEQUENCE_LAUNCHES
-    launches = PREPARE_LAUNCHES + TURNAROUND_LAUNCHES + _TYPICAL_BATCH * per_sequence
-    decode_s = times.step_time(StepShape(_TYPICAL_BATCH, _TYPICAL_BATCH, 0, 0, 0)).gpu_s
+    launches = PREPARE_LAUNCHES + TURNAROUND_LAUNCHES + _SMALL_BATCH * per_sequence
+    decode_s = times.step_time(StepShape(_SMALL_BATCH, _SMALL_BATCH, 0, 0, 0)).gpu_s
     usual = WOKEN_IN_PROCESS if in_process else WOKEN
     slowdown = max(min(decode_s / (launches * host * launch_s), usual * factors.get("woken", 1.0)), 1.0)
     woken = at_pace(Pace(host=slowdown), times)
@@ -283,7 +282,7 @@ def on_machine(
 
 
 def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]]:
-    """Return `Roofline.of_size_s`, the seconds per token in large steps, and the coefficients for reading weights."""
+    """Return `Roofline.of_size_s`, `Roofline.token_s`, and the coefficients for reading weights by field."""
     products = [(count, _product_curve(card, work, weights)) for weights, count in work.products.items()]
     experts = _experts_curve(card, work)
 
@@ -300,26 +299,26 @@ def _by_size(card: Card, work: Work) -> tuple[list[float], float, dict[str, Any]
 
 
 def _weights(layers_s: Callable[[int], float], *, has_experts: bool) -> dict[str, Any]:
-    """Return the coefficients of a `Roofline` for reading weights. `layers_s(n)` is the time of all layers for n
-    tokens.
+    """Return the coefficients of a `Roofline` for reading weights, by field.
 
-    With experts, `layers_s(2) - layers_s(1)` is the time to read the experts of one more token, because two tokens
-    share few experts.
+    `layers_s(n)` is the time of all layers for n tokens. With experts, `layers_s(2) - layers_s(1)` is the time to read
+    the experts of one more token, because two tokens share few experts.
     """
     one_s = layers_s(1)
     if not has_experts:
         return {"weights_s": one_s, "active_weights_s": one_s}
     another_s = layers_s(2) - one_s
     return {
-        "weights_s": layers_s(captured_size(_SMALLEST)),
+        "weights_s": layers_s(SIZE_OF_PLACE[0]),
         "active_weights_s": another_s,
         "shared_weights_s": one_s - another_s,
     }
 
 
 def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
-    """Return the seconds of the layers without attention and experts, for `m` tokens whose matrix products take
-    `products_s`.
+    """Return the seconds of all layers without attention and experts, for `m` tokens.
+
+    They include `products_s`, the seconds of all matrix products.
     """
     small_s = work.num_small_kernels * SMALL_KERNEL * card.kernel_s
     elements_s = m * work.element_bytes / (ELEMENT_SHARE * card.read_bytes_per_s)
@@ -331,11 +330,10 @@ def _layers_s(card: Card, work: Work, m: int, products_s: float) -> float:
 
 
 def _product_curve(card: Card, work: Work, weights: Weights) -> Callable[[int], float]:
-    """Return a function that maps a number of tokens to the seconds of a product with one matrix of `work`.
+    """Return a function that maps a number of tokens to the seconds of their product with the matrix `weights`.
 
-    In fp8 and nvfp4, products take the measured times if the card has them. Weights of 8 or more bits that are computed
-    in fp8 take the times of bf16 if it has none. All other weights with fewer than 16 bits are read in less time, and
-    are multiplied in bf16.
+    Products in fp8 and nvfp4 take the times of the card if it has such products. Without them, fp8 takes the times of
+    bf16. All other weights with fewer than 16 bits are multiplied in bf16, but are read in less time.
     """
     plain = product_curve(card.products["bfloat16"], weights.n, weights.k)
     if work.weight_bits >= 16:
@@ -350,9 +348,9 @@ def _product_curve(card: Card, work: Work, weights: Weights) -> Callable[[int], 
 
 
 def _experts_curve(card: Card, work: Work) -> Callable[[int], float]:
-    """Return a function that returns the seconds of the experts in all layers for `m` tokens.
+    """Return a function that maps a number of tokens to the seconds of the experts in all layers.
 
-    An expert is read if any token reaches it.
+    Tokens choose experts at random. The weights of an expert are read if any token chooses it.
     """
     if not work.expert_weights:
         return lambda m: 0.0  # noqa: ARG005
@@ -372,7 +370,7 @@ def _experts_curve(card: Card, work: Work) -> Callable[[int], float]:
 
 
 def _flops_per_s(card: Card, dtype: str) -> float:
-    """Return the highest FLOP/s that any measured product of the largest size reaches.
+    """Return the highest FLOP/s of the measured products in `dtype` with the largest number of rows.
 
     If the card has no products in `dtype`, those in bfloat16 are used.
     """
@@ -382,18 +380,18 @@ def _flops_per_s(card: Card, dtype: str) -> float:
 
 
 def _read_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the seconds to read the keys and values of one token in all layers of one kind."""
+    """Return the seconds to read the keys and values of one token in all layers of the kind `reading`."""
     slower = FP8_READ_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
 
 
 def _sequence_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the seconds per sequence in all layers of one kind, in addition to reading keys and values."""
+    """Return the seconds per sequence in all layers of the kind `reading`, without reading keys and values."""
     return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
 
 
 def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
-    """Return the seconds per pair of a query in a prompt and a key, in all layers of one kind."""
+    """Return the seconds per pair of a query in a prompt and a key, in all layers of the kind `reading`."""
     slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower
 
@@ -406,10 +404,10 @@ def _expert_launches(work: Work) -> int:
 
 
 def _host(launch_s: float, work: Work) -> dict[str, Any]:
-    """Return the host's coefficients of a `Roofline`. The host launches one kernel in `launch_s`.
+    """Return the host's coefficients of a `Roofline`, by field. The host launches one kernel in `launch_s`.
 
-    On several GPUs, worker processes prepare and launch steps while the scheduler continues. The GPU time of a step
-    that is not one captured graph is then at least the time to launch it and to prepare the next step.
+    With several GPUs, worker processes prepare and launch steps while the scheduler continues. If a step is not one
+    captured graph, its GPU time is then at least the time to launch it and to prepare the next step.
     """
     plain_layers = max(work.num_layers - work.num_latent_layers - work.num_recurrent_layers, 0)
     has_workers = work.has_workers

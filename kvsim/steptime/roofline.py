@@ -12,16 +12,16 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
 """Smallest divisor in seconds, to avoid a division by 0."""
-COOL = 1.5
-"""Steps lower the clock only if arithmetic and cache reads take longer than this multiple of the time of weight
-reads.
-"""
-HEATED = 2.5
-"""Slope with which a step heats the GPU: `min(heat, HEATED * (heat - COOL * reads))` is the time that is slowed down.
+HEATING_RATIO = 1.5
+"""Smallest ratio of a step's heating time to its weight reads from which on the step lowers the clock.
 
-`heat` is the time of arithmetic and cache reads, and `reads` the time of weight reads. `COOL` and `HEATED` were
-measured in steps of 160 to 500 sequences of Llama-3-8B on two H200s. The clock of one GPU fell from 1.98 to 1.86 GHz
-with 128 sequences, and to 1.6 GHz with 400.
+The heating time is that of arithmetic and cache reads. Measured in steps of 160 to 500 sequences of Llama-3-8B on two
+H200s. The clock of one GPU fell from 1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400.
+"""
+HEATING_SLOPE = 2.5
+"""Seconds that a lowered clock makes longer, per second of heating time beyond `HEATING_RATIO`.
+
+They are at most the whole heating time. Measured like `HEATING_RATIO`.
 """
 
 
@@ -35,7 +35,7 @@ class Roofline:
     label: str
     calibrated: bool = False
     fitted_to: tuple[str, ...] = ()
-    """Names of the recordings to which the factors of the machine card were fitted."""
+    """Names of the recordings to which the card's factors were fitted; empty without a card or without such factors."""
     request_s: float
     """Host time to receive a request, independent of its length."""
     request_token_s: float
@@ -58,9 +58,9 @@ class Roofline:
     worker_token_s: float = 0.0
     """Time of a worker process per prompt token, before the first kernel."""
     turnaround_step_s: float
-    """Host time per step from its output to the next scheduling decision."""
+    """Host time per step from its output to the next scheduling."""
     turnaround_sequence_s: float
-    """Host time per sequence from an output to the next scheduling decision."""
+    """Host time per sequence from the step's output to the next scheduling."""
     piecewise_launch_s: float
     """Host time to launch a captured step with prompt tokens, whose attention runs between the captured pieces."""
     eager_launch_s: float
@@ -70,7 +70,7 @@ class Roofline:
     masked_launch_s: float = 0.0
     """Additional host time of a step with several padded rows, because attention then has a mask."""
     new_shape_s: float
-    """Host time to choose or compile a kernel for the first batch of a size and length."""
+    """Host time to choose or compile kernels for the first batch with its number of rows and its length."""
     new_kernel_s: float
     """Host time to build or load a kernel that the process has not used before."""
     max_captured_tokens: int
@@ -91,53 +91,62 @@ class Roofline:
     logits_s: float
     """GPU time for the output projection of one sequence. It overlaps with reading the weights."""
     exposed_share: float
-    """Part of the shorter time (reading or arithmetic) that is added to the longer one if both are equal; at most
-    0.5.
+    """Part of the shorter time (reading or arithmetic) that is added to the longer one if both are equal; at most 0.5.
+
+    Less is added the more the times differ; see `overlapped`.
     """
     sequence_s: float
     """GPU time per sequence, in addition to reading its keys and values."""
     context_token_s: float
-    """GPU time to read the keys and values of one token in all layers, in steps with many sequences."""
+    """GPU time to read the keys and values of one token in all layers without a window, in steps with many sequences.
+
+    With sparse attention, it is the time to score one token.
+    """
     lone_share: float
-    """Additional reading time in steps with few sequences, relative to many. Few cannot occupy the whole GPU."""
+    """Additional reading time in steps with few sequences, which cannot occupy the whole GPU: 0.5 means 1.5 times."""
     full_seqs: float
-    """Number of sequences for which every processor has one KV head. Twice this number reaches the full bandwidth."""
+    """Number of sequences with which every streaming multiprocessor has one KV head.
+
+    Steps with twice as many sequences read with the full bandwidth.
+    """
     shared_saving: float
     """Share of the repeated reads of shared keys and values that takes no time, 0 to 1."""
     piecewise_s: float
     """Additional GPU time of a captured step with prompt tokens, whose attention runs between the captured pieces."""
     attention_pair_s: float
-    """GPU time for the arithmetic of one query with one key in all layers."""
+    """GPU time for the arithmetic of one query with one key in all layers without a window."""
     throttle_share: float
-    """Share by which arithmetic takes longer after long arithmetic has lowered the clock."""
+    """Additional time of arithmetic in large prefills while the clock is lowered, relative to the usual time."""
     power_share: float = 0.0
-    """Share by which arithmetic and reading take longer while a GPU beyond its power limit has lowered its clock.
+    """Additional time of arithmetic and cache reads while the clock is lowered, relative to the usual time.
 
-    It applies to all kinds of steps. Fitted times use `throttle_share` instead.
+    It applies to all kinds of steps. Fitted times have `throttle_share` instead.
     """
     window_tokens: float = 0.0
-    """Number of tokens in the window of sliding layers; 0 without such layers."""
+    """Number of tokens in the window of layers with one; 0 without such layers.
+
+    With sparse attention, it is the largest number of tokens that a query reads.
+    """
     window_token_s: float = 0.0
-    """GPU time to read the keys and values of one token in the sliding layers."""
+    """GPU time to read the keys and values of one token in all layers with a window."""
     window_pair_s: float = 0.0
-    """GPU time for the arithmetic of one query with one key in the sliding layers."""
+    """GPU time for the arithmetic of one query with one key in all layers with a window."""
     mixed_share: float = 0.0
-    """Additional reading time in a step with prompt tokens, relative to a step without."""
+    """Additional reading time in a step with prompt tokens: 0.5 means 1.5 times as long as in a step without."""
     piecewise_floor_s: float = 0.0
-    """Least GPU time of a captured step with prompt tokens, because a worker process launches it piece by piece.
+    """Least GPU time of a captured step with prompt tokens, which a worker process launches piece by piece.
 
     It is 0 without worker processes.
     """
     eager_floor_s: float = 0.0
-    """Least GPU time of a step that is too large for a captured graph, because a worker launches its kernels one by
-    one.
+    """Least GPU time of a step that is too large for a captured graph, so that a worker launches every kernel.
 
     It is 0 without worker processes.
     """
     handed_over_s: float = 0.0
-    """Time on the link per step, to receive activations from the previous pipeline stage; 0 for the first stage."""
+    """Time per step to receive activations from the previous pipeline stage; 0 for the first stage."""
     handed_over_token_s: float = 0.0
-    """Time on the link per token, to receive activations from the previous pipeline stage."""
+    """Time per token to receive activations from the previous pipeline stage; 0 for the first stage."""
     encoder_step_s: float = 0.0
     """Host time per step with images, to launch the image encoder."""
     encoder_image_s: float = 0.0
@@ -151,7 +160,7 @@ class Roofline:
     of_size_s: tuple[float, ...] = ALL_ALIKE
     """Additional GPU time of a step by its size, for kernels that are slower than the other coefficients predict.
 
-    A step of n tokens takes the entry `of_size_s[size_place(n)]`, interpolated between two entries.
+    For a step of n tokens, `size_place(n)` is the index of the entry. A fractional index interpolates two entries.
     """
 
     def uncaptured(self) -> Roofline:
@@ -169,8 +178,8 @@ class Roofline:
     def step_time(self, shape: StepShape) -> StepTime:
         """Return the times of a step of this shape.
 
-        The fields of `shape` may be arrays. To serve one step in a few microseconds, and a million steps at once, the
-        code has no branches, and uses only operators that numbers and arrays have in common.
+        The fields of `shape` may be arrays. The code therefore has no branches, and uses only operators that numbers
+        and arrays have in common.
         """
         num_seqs, num_tokens, num_prefill_tokens = shape.num_seqs, shape.num_tokens, shape.num_prefill_tokens
         captured = num_tokens <= self.max_captured_tokens
@@ -203,16 +212,16 @@ class Roofline:
         turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
         heating_s = arithmetic_s + attention_s + reading_s
-        beyond_s = larger(heating_s - COOL * streaming_s, 0.0)
+        beyond_s = larger(heating_s - HEATING_RATIO * streaming_s, 0.0)
         throttle_s = self.throttle_share * (arithmetic_s + attention_s) * bound
-        throttle_s = throttle_s + self.power_share * smaller(heating_s, HEATED * beyond_s)
+        throttle_s = throttle_s + self.power_share * smaller(heating_s, HEATING_SLOPE * beyond_s)
         return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, throttle_s)
 
 
 def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
-    """Return the host's seconds from scheduling to the launch of the first kernel, and to that of the last.
+    """Return the host's seconds from scheduling to the launch of the first kernel, and to the launch of the last one.
 
-    `captured` is True if the step is a captured graph, and `eager` if the step is launched kernel by kernel.
+    `captured` is True if the step is small enough for a captured graph, and `eager` if it is too large.
     """
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     host_s = (
@@ -261,7 +270,7 @@ def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
 
 
 def size_s(times: Roofline, entry: Any) -> Any:
-    """Return `times.of_size_s[entry]` in seconds. An array of indices gives an array."""
+    """Return entry `entry` of `times.of_size_s`, in seconds. `entry` is a whole number or an array of whole numbers."""
     if isinstance(entry, np.ndarray):
         return np.asarray(times.of_size_s)[entry.astype(np.intp)]
     return times.of_size_s[int(entry)]
@@ -286,13 +295,13 @@ COEFFICIENTS = tuple(field.name for field in fields(Roofline) if field.name not 
 class Staged:
     """Step times of all pipeline stages.
 
-    A step passes through the stages in order, while others are in other stages.
+    A step passes through the stages in order, while other steps are in the other stages.
     """
 
     label: str
     calibrated: bool
     stages: tuple[Roofline, ...]
-    """Times of each stage, in order. Host times are those of the first stage."""
+    """Times of each stage, in order. Only the first stage's host times are used."""
 
     def step_time(self, shape: StepShape) -> StepTime:
         """Return the times of a step through all stages, if no other step is in the pipeline."""

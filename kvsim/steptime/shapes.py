@@ -24,20 +24,17 @@ class StepShape(NamedTuple):
     num_tokens: int
     """Number of scheduled tokens."""
     num_prefill_tokens: int
-    """Number of scheduled tokens of prompts, and of sequences that are recomputed after a preemption."""
+    """Number of scheduled tokens in prompts, and in sequences that are recomputed after a preemption."""
     context_tokens: int
     """Number of KV slots that the step reads, summed over sequences."""
     attention_pairs: int
     """Number of pairs of a query and a key that the query reads, summed over prefilling sequences."""
     new_shape: float = 0.0
-    """Time to choose or compile kernels for a new size and length of batch, in multiples of `Roofline.new_shape_s`.
-
-    It is 0 if they are not new.
-    """
+    """Time to choose or compile kernels for a new batch shape, in multiples of `Roofline.new_shape_s`; else 0."""
     new_kernels: float = 0.0
-    """Time to build or load kernels for this step, in multiples of `Roofline.new_kernel_s`; 0 if none is new."""
+    """Time to build or load new kernels, in multiples of `Roofline.new_kernel_s`; else 0."""
     shared_tokens: int = 0
-    """Number of repeated reads of shared KV slots: all reads of a slot except for its first."""
+    """Number of reads of KV slots that another sequence has read in the same step."""
     num_new_seqs: int = 0
     """Number of sequences that join the batch in this step: new ones, and ones that resume after a preemption."""
     num_images: int = 0
@@ -58,7 +55,7 @@ class StepTime(NamedTuple):
     gpu_s: float
     """GPU time from the first kernel to the last, if no kernel waits for the host."""
     turnaround_s: float
-    """Host time from the end of output processing to the next scheduling."""
+    """Host time from the step's output to the next scheduling."""
     throttle_s: float = 0.0
     """Additional GPU time of the step on a fully throttled GPU; see `throttled_gpu_s`."""
 
@@ -77,7 +74,7 @@ class StepTimeModel(Protocol):
 
     @property
     def label(self) -> str:
-        """Source of the times. It is printed next to every result."""
+        """Source of the times, as printed next to every result."""
 
     @property
     def calibrated(self) -> bool:
@@ -106,7 +103,7 @@ class PowerThrottle(NamedTuple):
     level: float
     """Degree of throttling: 0 after a long rest, 1 after long prefills."""
     at_s: float
-    """Time in seconds at which the GPU had this degree. The degree decays afterwards."""
+    """Time in seconds at which the GPU had this degree. From then on, the degree decays."""
 
 
 UNTHROTTLED = PowerThrottle(0.0, 0.0)

@@ -13,9 +13,9 @@ _GRAIN, _FEW, _MANY, _LAST = 8, 512, 1024, 16384
 _STEP = 128
 _LARGER = _FEW // _GRAIN + 1
 NUM_LISTED = _LARGER + 1
-"""Number of entries in a short table: one up to size 4, one for every 8 up to 512, and one for larger sizes."""
+"""Number of entries in a short table: one for sizes up to 4, one for every 8 up to 512, and one for larger sizes."""
 LARGE_SIZES = (*range(_FEW, _MANY, _STEP), *range(_MANY, _LAST + 1, _MANY))
-"""Sizes in tokens of the entries from 512 on. Times between two entries are interpolated linearly."""
+"""Size in tokens of each entry for sizes of 512 or more. Times between two entries are interpolated linearly."""
 NUM_SIZES = _LARGER + len(LARGE_SIZES)
 """Number of entries in a full table by size, such as `Roofline.of_size_s`."""
 ALL_ALIKE = (0.0,) * NUM_SIZES
@@ -23,7 +23,10 @@ ALL_ALIKE = (0.0,) * NUM_SIZES
 
 
 def captured_size(num_tokens: int) -> int:
-    """Return the captured size to which a step is padded: 1, 2, 4, a multiple of 8, or of 16 above 256."""
+    """Return the captured size to which a step is padded: 1, 2, 4, a multiple of 8, or above 256 a multiple of 16.
+
+    The caller must check that the step is not larger than the largest captured size.
+    """
     # Arithmetic instead of branches, so that `num_tokens` may be an array.
     grain = 8 + 8 * (num_tokens > 256) - 4 * (num_tokens <= 4) - 2 * (num_tokens <= 2) - 1 * (num_tokens <= 1)
     return -(-num_tokens // grain) * grain
@@ -32,8 +35,8 @@ def captured_size(num_tokens: int) -> int:
 def size_place(num_tokens: int) -> float:
     """Return the index into a full table for a step of `num_tokens`.
 
-    A step of up to 512 tokens has the index of the captured size to which it is padded. A larger one has a fraction
-    between two indices.
+    A step of up to 512 tokens has the index of the captured size to which it is padded. A larger step can have a
+    fraction between two indices. Steps of 16,384 tokens or more have the last index.
     """
     few = num_tokens <= _FEW
     beyond_few = (smaller(num_tokens, _MANY) - _FEW) / _STEP
@@ -44,4 +47,4 @@ def size_place(num_tokens: int) -> float:
 SIZE_OF_PLACE = {int(size_place(tokens)): captured_size(tokens) for tokens in range(1, _FEW + 1)} | dict(
     enumerate(LARGE_SIZES, _LARGER)
 )
-"""Size in tokens of every entry of a table; the largest, where an entry is for several."""
+"""Size in tokens of each entry of a full table that a step can use, by index; the largest if an entry has several."""

@@ -40,8 +40,8 @@ Llama models.
 _LATENT_ELEMENTS = 14
 """Number of elements read and written to unpack a latent, divided by the query elements of all heads.
 
-Heads are concatenated, copied and padded. Source: a profiled prompt of 4,096 tokens in an engine with 32 such heads. An
-engine with 16 heads agrees.
+Heads are concatenated, copied and padded. Source: a profiled prompt of 4,096 tokens in an engine with 32 MLA heads. An
+engine with 16 MLA heads agrees.
 """
 
 
@@ -65,7 +65,7 @@ class AttentionKind:
     head_dim: int
     """Number of elements of a key."""
     query_dim: float
-    """Mean number of elements of a query and a value in a prompt. It is below `head_dim` if a latent is unpacked."""
+    """Mean of the numbers of elements of a query and of a value, in a prompt; below `head_dim` in MLA."""
     bytes_per_token: int
     """Number of bytes of one token in the cache of one layer."""
     is_fp8: bool
@@ -83,7 +83,7 @@ class Work:
 
     num_layers: float
     products: Mapping[Weights, float]
-    """Number of layers that multiply with a matrix of each shape, without experts and the output projection."""
+    """Number of layers with a matrix of each shape; experts and the output projection are not included."""
     weight_bits: float
     """Bits of one weight in the matrices of `products`."""
     product_type: str
@@ -124,7 +124,7 @@ class Work:
     has_mxfp4_experts: bool
     """True if the weights of experts are in mxfp4."""
     vision: VisionTower | None
-    """Layers that compute images; None without images, or if another pipeline stage has these layers."""
+    """Image encoder; None if the model has none, or if another pipeline stage has it."""
     tensor_parallel_size: int
 
 
@@ -182,9 +182,9 @@ def _is_gemma(model: Model) -> bool:
 
 
 def _recurrent_products(layer: Recurrent, size: int, hidden: int) -> list[Weights]:
-    """Return the large matrices of a recurrent layer that `size` GPUs share, on each GPU.
+    """Return the shapes of the large matrices of a recurrent layer, on each of the `size` GPUs that share it.
 
-    None are returned for layers other than Mamba 2 and gated delta nets, which are counted as feed-forward layers.
+    The list is empty for layers other than Mamba 2 and gated delta nets. `_add_feed_forward` counts their parameters.
     """
     if isinstance(layer, Mamba2):
         into = 2 * layer.inner_size + 2 * layer.num_groups * layer.state_size + layer.num_heads
@@ -197,7 +197,10 @@ def _recurrent_products(layer: Recurrent, size: int, hidden: int) -> list[Weight
 
 
 def _elements_per_token(model: Model, products: Counter[Weights]) -> float:
-    """Return the number of elements that norms, rotations, activations and unpacked latents read and write."""
+    """Return the number of elements that norms, rotations, activations and unpacked latents read and write per token.
+
+    All layers on one GPU are counted.
+    """
     norms = _HIDDEN_ELEMENTS["gemma" if _is_gemma(model) else "others"] * model.hidden_size
     widest = sum(weights.n for weights in products.elements()) / model.num_layers
     unpacked = sum(_LATENT_HEAD + layer.rope_dim for layer in model.attention_layers if isinstance(layer, Mla))
@@ -206,7 +209,7 @@ def _elements_per_token(model: Model, products: Counter[Weights]) -> float:
 
 
 def attention_products(model: Model) -> list[Weights]:
-    """Return the matrices of the first attention layer of the model, on each GPU."""
+    """Return the shapes of the matrices in the model's first attention layer, on each GPU."""
     return _attention_products(model, model.attention_layers[0])
 
 
@@ -214,9 +217,8 @@ def untimed(model: Model, *, times_sparse: bool = False, times_delta_nets: bool 
     """Describe the parts of serving `model` that step times do not include.
 
     `times_sparse` is True if the times include sparse attention, and `times_delta_nets` if they include gated delta
-    nets. The first large steps of a process are slow. They are described only for windows on several GPUs, where the
-    effect was largest: such steps took 28 to 47 ms in the first second of a server, and 16 to 18 ms when the same load
-    was repeated.
+    nets. The slow first steps of a new server are described only for models with windows on several GPUs, where they
+    were longest: 28 to 47 ms, and 16 to 18 ms when the same load was repeated.
     """
     has_workers = model.num_gpus > 1
     parts = {
@@ -261,7 +263,10 @@ def on_stage(work: Work, share: float, *, is_first: bool, is_last: bool) -> Work
 
 
 def streamed_bytes(model: Model, num_parameters: int) -> float:
-    """Return the bytes that each GPU reads for `num_parameters`. An untied input embedding is not read."""
+    """Return the bytes of weights that each GPU reads in a step that uses `num_parameters` of the model's parameters.
+
+    Parameters of an untied input embedding are included in `num_parameters`, but are not read.
+    """
     return model.weight_bytes_on_gpu / model.num_parameters * (num_parameters - model.num_lookup_parameters)
 
 
@@ -280,7 +285,8 @@ def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
     """Add feed-forward layers to `products`, so that all parameters that every token uses are counted.
 
     All layers get equal matrices: one for gate and up, and one for down. Their width follows from the number of
-    parameters that are not counted yet. So shared experts, dense first layers and other recurrent layers are included.
+    parameters that are not in `products` yet. So shared experts, dense first layers and other recurrent layers are
+    included.
     """
     size, hidden = model.tensor_parallel_size, model.hidden_size
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
@@ -309,7 +315,7 @@ def _expert_layers(model: Model) -> int:
 
 
 def _readings(model: Model) -> tuple[AttentionKind, ...]:
-    """Return the attention layers by kind. A latent counts as one KV head that all query heads share."""
+    """Return one entry per kind of attention layers. A latent counts as one KV head that all query heads share."""
     size = model.tensor_parallel_size
     num_layers: Counter[Attention] = Counter(model.attention_layers)
     return tuple(
