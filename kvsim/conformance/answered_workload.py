@@ -67,10 +67,10 @@ def answer(engine: DrivenVllm, name: str, document: Document) -> AnsweredWorkloa
 def compare(
     answered: AnsweredWorkload, release: str, variants: Sequence[Variant] = (), *, decisions_only: bool = False
 ) -> AnswerComparison:
-    """Compare vLLM's decisions for a workload with kvsim's decisions under the rules of `release`, changed by
-    `variants`.
+    """Compare vLLM's decisions for a workload with kvsim's decisions under the rules of `release`.
 
-    With `decisions_only`, the settings in the first record are not compared.
+    `variants` change these rules, or settings of the workload. With `decisions_only`, the settings in the first record
+    are not compared.
     """
     num_read = 0
 

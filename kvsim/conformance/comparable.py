@@ -20,15 +20,15 @@ Settings = TypeVar("Settings", ContinuousSettings, PagedSettings, Pipeline)
 _VLLM_NAMES = {"order": "policy", "reserve_full_prompt": "scheduler_reserve_full_isl"}
 """Names in vLLM of the settings that have another name in kvsim."""
 _LIKE_A_LIMIT = 16384
-"""Example of a limit whose default depends on the machine: a recorded limit must have the same Python type."""
+"""Example of a limit whose default depends on the machine. A recorded limit must have the example's Python type."""
 _DEPEND_ON_THE_GPU = ("max_num_seqs", "max_num_batched_tokens", "max_model_len")
 
 
 def check_comparable(recording: Recording) -> None:
-    """Check that a recording is of a paged engine, and has all data that the comparison needs.
+    """Check that a recording can be compared block for block with vLLM's rules.
 
     Raises:
-        RecordingError: it is not, or lacks some; the message says which.
+        RecordingError: the recorded engine is not like vLLM's, or data is missing; the message says which.
     """
     meta, pool = recording.meta, recording.meta.pool
 
@@ -89,7 +89,7 @@ def release_of(recording: Recording) -> str:
     """Return the vLLM release whose rules the recorded engine followed.
 
     Raises:
-        RecordingError: kvsim does not know the release, or not the recorded features in it.
+        RecordingError: kvsim does not know the release, or does not simulate the recorded features under its rules.
     """
     meta, stages = recording.meta, recording.meta.engine.get("pipeline_parallel_size")
     release = meta.stated_release or UNSTATED
@@ -106,9 +106,9 @@ def release_of(recording: Recording) -> str:
 
 
 def retention_of(recording: Recording, release: str) -> int | None:
-    """Return the number of tokens between two positions at which windows and recurrent states stay cached.
+    """Return the distance in tokens between positions at which windows and recurrent states stay cached.
 
-    None means every block boundary.
+    None: they stay cached at every block boundary.
     """
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)
@@ -116,7 +116,7 @@ def retention_of(recording: Recording, release: str) -> int | None:
 
 
 def settings_of(kind: type[Settings], recording: Recording, **known: Any) -> Settings:
-    """Return the settings of the recorded engine. Values in `known` replace recorded ones.
+    """Return the recorded engine's settings of the class `kind`. Values in `known` replace recorded ones.
 
     Raises:
         RecordingError: a setting is missing or invalid.

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def sentence_of(result: Conformity) -> str:
-    """Return one sentence about the result of a comparison."""
+    """Return one sentence with the number of differing workloads, or with what was compared if all are equal."""
     against = f"vLLM {result.installed} against kvsim's rules of {result.release}"
     served = result.num_workloads - result.num_refused
     refused = f"; {result.num_refused} more are refused by both" if result.num_refused else ""
@@ -24,7 +24,7 @@ def sentence_of(result: Conformity) -> str:
 
 
 def words_of(finding: Finding) -> str:
-    """Return a sentence that names the variants that explain a finding."""
+    """Return a sentence with the variants that explain a finding, or one that says that none does."""
     if not finding.variants:
         return "No known variant explains it."
     explanations = [" and ".join(map(str, variants)) for variants in finding.variants]
@@ -38,7 +38,7 @@ def place_of(finding: Finding) -> str:
 
 
 def as_dict(result: Conformity) -> dict[str, Any]:
-    """Return the result as a JSON object. Each finding has its example workload, to be run again."""
+    """Return the result as a JSON object. Each finding includes its example workload, which can be run again."""
     return {
         "vllm": result.installed,
         "compared_with": result.release,
@@ -67,7 +67,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 
 def as_markdown(result: Conformity) -> str:
-    """Return the result of a comparison as Markdown."""
+    """Return the result as Markdown, with a section and a table of differing fields for each finding."""
     parts = ["# vLLM against kvsim", sentence_of(result), *(f"Note: {note}." for note in result.notes)]
     for number, finding in enumerate(result.findings, 1):
         rows = [

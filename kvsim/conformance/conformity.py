@@ -30,9 +30,9 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
     "several": ((grouped, 17), (staged_groups, 3)),
 }
 _MOST_EQUAL = 120
-"""Largest number of equal workloads that are kept to test explanations: a variant must keep each of these equal."""
-_LONGEST = 150
-"""Largest number of records of a workload that is kept to test explanations."""
+"""Largest number of equal workloads that are kept to test variants: with a variant, all of them must stay equal."""
+_MOST_RECORDS = 150
+"""Largest number of records in an equal workload that is kept."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Conformity:
     num_refused: int = 0
     """Number of workloads that vLLM and kvsim both refuse."""
     totals: Counter[str] = field(default_factory=Counter)
-    """Sums of the counts named in `COUNTS` over all workloads, each counted up to its first difference."""
+    """Sums of counts such as `num_steps` (see `COUNTS`) over all workloads, each up to its first difference."""
     differing: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ class Conformity:
 
 
 def golden_workloads() -> list[tuple[str, Document]]:
-    """Return the name and the document of each golden workload: small, for one rule in which releases differ."""
+    """Return the name and the document of each golden workload: a small one for each rule in which releases differ."""
     text = files(__package__).joinpath("golden.json").read_text(encoding="utf-8")
     return list(json.loads(text).items())
 
@@ -79,7 +79,7 @@ def workloads(*, count: int, seed: int, groups: str) -> Iterator[tuple[str, Docu
 def generated(name: str) -> tuple[str, Document]:
     """Generate the workload called `name`, and return the name and the document.
 
-    A name such as `several-0-17` states the KV-cache groups, the seed, and the index of the workload.
+    A name such as `several-0-17` states the KV-cache groups ("one" or "several"), the seed, and the workload's index.
     """
     makers, weights = zip(*_KINDS[name.partition("-")[0]], strict=True)
     random = Random(name)
@@ -102,7 +102,8 @@ def conform(
         count: number of generated workloads.
         seed: seed of the generated workloads.
         groups: `one` KV-cache group, `several`, or `both`.
-        release: the release whose rules kvsim follows; None for the engine's, or the newest known if that is older.
+        release: the release whose rules kvsim follows. None: the engine's release, or the newest one that kvsim knows
+            if the engine's is newer.
         progress: function called with the number of compared workloads and the number of all workloads.
 
     Raises:
@@ -130,7 +131,7 @@ def conform(
         if not outcome.equal:
             result.differing.append(name)
             differing.append(answered)
-        elif answered.records and len(answered.records) <= _LONGEST and len(equal) < _MOST_EQUAL:
+        elif answered.records and len(answered.records) <= _MOST_RECORDS and len(equal) < _MOST_EQUAL:
             equal.append(answered)
     if len(failures) == result.num_workloads:
         raise VllmMissingError(f"vLLM {installed} cannot be driven: {failures[0]}.")

@@ -31,19 +31,20 @@ def connector_of(document: Any, where: str) -> Connector | None:
     return Connector(role=role, is_store=document["connector"] == "store", recomputes=policy == "recompute")
 
 
-def exchange_of(document: Mapping[str, Any], connector: Connector, rank: int) -> Exchange:
+def exchange_of(document: Mapping[str, Any], connector: Connector, fail_order: int) -> Exchange:
     """Return a request's exchange of KV, from the request's JSON `document`.
 
-    Of requests whose loads fail in one step, the one with the lowest `rank` ends first.
+    Of requests whose loads fail in one step, the one with the lowest `fail_order` ends first.
     """
-    bad = tuple(int(place) for place in document.get("bad") or ())
+    failed_blocks = tuple(int(place) for place in document.get("bad") or ())
     if not connector.is_store:
-        return Exchange(remote=_REMOTES[document.get("remote")], bad=bad, rank=rank)
+        remote = _REMOTES[document.get("remote")]
+        return Exchange(remote=remote, failed_blocks=failed_blocks, fail_order=fail_order)
     return Exchange(
         stored_tokens=int(document.get("match", 0)),
         is_async=bool(document.get("async", True)),
-        num_unknown=int(document.get("unknown", 0)),
+        num_pending_lookups=int(document.get("unknown", 0)),
         is_kept=bool(document.get("send", 0)),
-        bad=bad,
-        rank=rank,
+        failed_blocks=failed_blocks,
+        fail_order=fail_order,
     )

@@ -32,7 +32,7 @@ class EngineFailedError(KvsimError):
 
 
 class DrivenVllm:
-    """Process that serves workloads with vLLM's engine. `release` is the version of that vLLM."""
+    """Process that serves workloads with vLLM's engine. `release` is the version of vLLM in the process."""
 
     def __init__(
         self,
@@ -97,10 +97,10 @@ class DrivenVllm:
         self.close()
         self._log.close()
 
-    def records(self, workload: Mapping[str, Any], **order: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    def records(self, workload: Mapping[str, Any], **fields: Any) -> Iterator[tuple[int, dict[str, Any]]]:
         """Serve `workload`, and yield the records of the scheduler's decisions, each with its number from 1.
 
-        Fields in `order` are passed to the driver beside the workload.
+        `fields` are further fields of the JSON object that the driver gets, beside `workload`.
 
         Raises:
             EngineFailedError: vLLM failed. It is raised after vLLM's last record.
@@ -108,7 +108,7 @@ class DrivenVllm:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            self._process.stdin.write(json.dumps({"workload": workload} | order) + "\n")
+            self._process.stdin.write(json.dumps({"workload": workload} | fields) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise EngineFailedError(f"the process of vLLM ended: {self._last_line()}.") from None

@@ -34,11 +34,13 @@ WHOLE_TABLE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:
-    """Events of one engine in five tables of integers. The first column of each is the moment, which ascends."""
+    """Events of one engine in five tables of integers. The first column of each is the moment, in ascending order."""
 
     steps: Rows
-    """int[n, 5], one row per scheduled step: moment; numbers of running, waiting and preempted sequences; number of
-    free blocks, or -1 if it is not compared.
+    """int[n, 5], one row per scheduled step.
+
+    Columns: moment; numbers of running, waiting and preempted sequences; number of free blocks, or -1 if it is not
+    compared.
     """
     batch: Rows
     """int[n, 4], one row per scheduled request, in order of scheduling.
@@ -50,7 +52,10 @@ class EventColumns:
     evicted: Rows
     """int[n, 2], one row per block whose prefix is evicted: moment, block."""
     encoder: Rows
-    """int[n, 4], one row per event of the encoder cache: moment, kind (`ImageEventKind`), request or -1, image."""
+    """int[n, 4], one row per event of the encoder cache: moment, kind (`ImageEventKind`), request, image.
+
+    The request is -1 if the image is computed or evicted.
+    """
 
     def first_difference(self, other: EventColumns) -> int | None:
         """Return the first moment at which the events of two engines differ; None if all are equal."""
@@ -129,8 +134,9 @@ def block_by_block(
 ) -> Rows:  # fmt: skip
     """Return changes of block tables and evictions, one row for each block: int[n, 6], as `EventColumns.changes`.
 
-    Each row of the arguments is about `length` consecutive blocks. The release of a whole table stays one row. In place
-    of the block, it has the number of blocks if `with_lengths`, otherwise `UNKNOWN_LENGTH`.
+    Row i of the arguments is about `length[i]` consecutive blocks: from index `position[i]` of the table on, and from
+    block `address[i]` on. The release of a whole table stays one row. In place of the block, it has the number of
+    blocks if `with_lengths`, otherwise `UNKNOWN_LENGTH`.
     """
     released = (kind == MemoryKind.RELEASE) & (address == WHOLE_TABLE)
     row, offset = expanded(np.where(released, 1, length))
@@ -139,7 +145,7 @@ def block_by_block(
     return stacked(moment[row], kind[row], request[row], position, block, group[row])
 
 
-def without_evictions(changes: Rows) -> tuple[Rows, Rows]:
+def split_evictions(changes: Rows) -> tuple[Rows, Rows]:
     """Split the result of `block_by_block` into changes of block tables, and evictions: int[n, 2], moment and block."""
     evicted = changes[:, 1] == MemoryKind.EVICT
     return changes[~evicted], changes[evicted][:, [0, 4]]

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
-"""Number of differing workloads, the shortest, on which pairs of variants are tried.
+"""Number of differing workloads on which pairs of variants are tried first: the shortest ones.
 
-Workloads that differ in the last-token rule are left out, because no variant changes this rule.
+A pair that makes none of them equal is not tried on the others. Workloads that differ in `_LAST_TOKEN` are left out,
+because no variant changes this rule.
 """
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),
@@ -66,19 +67,19 @@ class Finding:
     variants: tuple[tuple[Variant, ...], ...]
     """Equally good explanations of the difference, each one variant or a pair of variants. Empty if there is none."""
     num_workloads: int
-    """Number of workloads that `variants` explain; without any, of those whose first difference is in `rule`."""
+    """Number of workloads that `variants` explain. If `variants` is empty: that differ first in `rule`."""
     example: AnsweredWorkload
     """Shortest workload with this finding, and vLLM's decisions for it."""
     difference: Difference
 
 
 def explain(differing: Sequence[AnsweredWorkload], equal: Sequence[AnsweredWorkload], release: str) -> list[Finding]:
-    """Return the rules in which vLLM differs from the rules of a release, at most `_MOST_FINDINGS`.
+    """Return the rules in which vLLM differs from the rules of a release.
 
     A variant is one rule or setting with another value. It is accepted if the first difference of some workloads comes
     later or disappears, no first difference comes earlier, and all `equal` workloads stay equal. Each further variant
-    is sought on top of the accepted ones. Differences that no variant explains are grouped by the rule that decides the
-    differing field.
+    is combined with the accepted ones, up to `_MOST_FINDINGS` findings. Differences that no variant explains are
+    grouped by the rule that decides the differing field.
     """
     search = _VariantSearch(differing, equal, release)
     findings: list[Finding] = []
@@ -108,9 +109,9 @@ class _VariantSearch:
         return compare(answered, self._release, (*self._accepted, *more), decisions_only=True)
 
     def next_variants(self) -> list[tuple[Variant, ...]]:
-        """Return the single variants that explain most differences: all that explain equally many.
+        """Return the single variants with the highest score (see `_score`). Several variants may have it.
 
-        If no single variant explains any, return pairs of variants.
+        If no single variant explains any difference, return the pairs of variants with the highest score.
         """
         taken = {each.name for each in self._accepted}
         singles = [each for each in variants_of(self._release) if each.name not in taken]
@@ -168,10 +169,10 @@ class _VariantSearch:
         return _finding(tuple(found), improved, before)
 
     def unexplained(self) -> list[Finding]:
-        """Return a finding for each rule that decides the first difference of a workload in `open`, the most frequent
-        rule first.
+        """Return a finding for each rule that decides the first difference of a workload in `open`.
 
-        If settings in the first record differ, a finding about them comes before.
+        The most frequent rule is first. If settings in the first record differ, a finding about them precedes all
+        others.
         """
         by_rule = defaultdict(list)
         for answered, outcome in self.open.items():

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.conformance.event_columns import EventColumns, block_by_block, stacked, without_evictions
+from kvsim.conformance.event_columns import EventColumns, block_by_block, split_evictions, stacked
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.engine.arrays import column
 from kvsim.engine.coefficients import no_times
@@ -53,10 +53,10 @@ class Follower:
         self.driver = Driver(plan.build(compiled=compiled), compiled=compiled)
 
     def play(self, begin: int, end: int) -> tuple[int, list[EventColumns]]:
-        """Simulate the moments [begin, end). Return the moment after the last one simulated, and the engine's events in
-        parts.
+        """Simulate the moments [begin, end). Return the moment after the last simulated one, and the engine's events.
 
-        The simulation stops early after a call that schedules a step where the recording has none.
+        The events are in parts for `joined`. The simulation stops early after a call that schedules a step if the
+        recording has no step for this call.
         """
         timeline, parts, at = self._timeline, [], begin
         while at < end:
@@ -89,7 +89,7 @@ class Follower:
             of_steps[4] = np.full(num_steps, -1)
         changes = block_by_block(*of_memory, with_lengths=self._recorded.has_lengths)
         encoder = self._recorded.encoder.simulated(engine, since, begin + num_moments)
-        return EventColumns(stacked(*of_steps), stacked(*of_batch), *without_evictions(changes), encoder)
+        return EventColumns(stacked(*of_steps), stacked(*of_batch), *split_evictions(changes), encoder)
 
     def _reported_at(self, moments: IntArray) -> IntArray:
         """Return the moments at which the recording reports changes that the engine makes at `moments`.
@@ -102,7 +102,7 @@ class Follower:
         return moments
 
     def abort(self, row: int, moment: int) -> EventColumns:
-        """Abort the request in `row` at `moment`; return the engine's events."""
+        """Abort the request in `row` at `moment`, and return the events that this causes."""
         self.driver.abort(row + 1)
         return self._done(moment, 1)
 

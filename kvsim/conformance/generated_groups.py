@@ -46,7 +46,10 @@ def _full(block_size: int, num_layers: int = 1, **more: int) -> Document:
 
 
 def _gemma(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate layers like Gemma's in several ratios, with windows before or, sometimes, after full attention."""
+    """Return layers like Gemma's in several ratios, and further settings of the workload.
+
+    Layers with windows usually come before those with full attention.
+    """
     windows, full = random.choice([(5, 1), (10, 2), (11, 2), (1, 1), (2, 3), (1, 4)])
     layers = [_window(random, block_size, windows), _full(block_size, full)]
     return layers if random.random() < 0.7 else layers[::-1], {"disable_hybrid": random.random() < 0.1}
@@ -58,7 +61,7 @@ def _two_windows(random: Random, block_size: int) -> tuple[list[Document], Docum
 
 
 def _block_sizes(random: Random, block_size: int) -> tuple[list[Document], Document]:
-    """Generate two kinds of layers with different numbers of heads.
+    """Return two kinds of layers with different numbers of heads, and no further settings of the workload.
 
     vLLM gives their pages equal sizes, so a block of the layers with fewer heads has more tokens.
     """
@@ -128,7 +131,10 @@ _FAMILIES = (
     *(_gemma, _gemma, _two_windows, _block_sizes, _padded, _alike, _chunked),
     *(_recurrent, _recurrent, _recurrent, _recurrent_sizes, _two_kinds_of_full),
 )
-"""Functions that generate the layers of a family of models. Those that occur several times are chosen more often."""
+"""Functions that return the layers of a family of models, and further settings of the workload.
+
+A function that occurs several times is chosen more often.
+"""
 
 
 def _fit(random: Random, document: Document, longest: int) -> None:
@@ -145,7 +151,7 @@ def _fit(random: Random, document: Document, longest: int) -> None:
 
 
 def _make_acceptable(document: Document, block_size: int) -> None:
-    """Change, in place, what vLLM would refuse for the layers of `document`."""
+    """Change, in place, settings that vLLM would refuse together with the layers of `document`."""
     longest = document["max_model_len"]
     mode = document.get("mamba_cache_mode")
     if mode is not None:
@@ -160,7 +166,10 @@ def _make_acceptable(document: Document, block_size: int) -> None:
 
 
 def _maybe_retain(random: Random, document: Document) -> None:
-    """Add a retention interval, in place, to some cached workloads with windows or recurrent states."""
+    """Add `retention_interval`, in place, to some workloads with prefix caching and windows or recurrent states.
+
+    It is the distance in tokens between positions at which windows and states stay cached.
+    """
     windowed = any(entry["type"] in ("sliding_window", "mamba") for entry in document["groups"])
     if windowed and document["enable_prefix_caching"] and random.random() < 0.15:
         together = lcm(*(entry["block_size"] for entry in document["groups"]))

@@ -1,9 +1,11 @@
 """Comparison of the paged policy with a recording of a real engine, in lockstep.
 
 The recording gives the order in which requests arrived, steps were scheduled and outputs were processed. The simulated
-engine decides everything else, and its decisions are compared. The recording has no step for a call of the scheduler
-that scheduled nothing. Such calls are checked too: an engine processes an output before its pipeline is full only if it
-had nothing more to schedule.
+engine decides everything else, and its decisions are compared.
+
+The recording has no step for a call of the scheduler that scheduled nothing. Such calls are checked too. An engine
+schedules steps until its pipeline is full, and then processes an output. So an output that is processed earlier shows
+that a call before it had nothing to schedule.
 
 Moments, the numbered events of the recording, are simulated in ranges. The events of both engines in a range are
 compared as columns. Only the recording shows when a client aborted a request, so a range ends at every abort.
@@ -78,12 +80,12 @@ class _Range:
     end: int
     ours: EventColumns
     theirs: EventColumns
-    outside: Differing | None
+    differing_transfers: Differing | None
     """Copies or transfers at the last moment of the range, as recorded and as simulated; None if they are equal."""
 
     def first_difference(self) -> int | None:
         moment = self.ours.first_difference(self.theirs)
-        return self.end - 1 if moment is None and self.outside is not None else moment
+        return self.end - 1 if moment is None and self.differing_transfers is not None else moment
 
 
 class _Lockstep:
@@ -92,13 +94,13 @@ class _Lockstep:
         recording = self._recording = recorded.recording
         self._follower = Follower(recorded, compiled=compiled)
         self._driver = self._follower.driver
-        self._outside: list[CopiesInLockstep | TransfersInLockstep] = [
+        self._transfers: list[CopiesInLockstep | TransfersInLockstep] = [
             each
             for each in (
                 CopiesInLockstep(self._driver, RecordedCopies(recording)),
                 TransfersInLockstep(self._driver, recording, self._timeline),
             )
-            if each.are_followed
+            if each.has_copies
         ]
         self._names: list[str] = recording.requests.id.tolist()
         self._aborts: dict[int, int] = {}
@@ -121,9 +123,9 @@ class _Lockstep:
         end = min(begin + MAX_MOMENTS, self._timeline.breaks_off_at)
         aborts = self._recorded.aborts(begin, end)
         end = int(aborts[0]) + 1 if len(aborts) else end
-        outside: Differing | None = None
-        if self._outside:
-            end, parts, outside = self._play_with_outside(begin, end)
+        differing: Differing | None = None
+        if self._transfers:
+            end, parts, differing = self._play_with_transfers(begin, end)
         else:
             end, parts = self._follower.play(begin, end)
         theirs = self._recorded.events(begin, end)
@@ -132,31 +134,31 @@ class _Lockstep:
         ours = joined(parts)
         if not self._recorded.has_evictions:
             theirs = replace(theirs, evicted=ours.evicted)
-        return _Range(end=end, ours=ours, theirs=theirs, outside=outside)
+        return _Range(end=end, ours=ours, theirs=theirs, differing_transfers=differing)
 
-    def _play_with_outside(self, begin: int, end: int) -> tuple[int, list[EventColumns], Differing | None]:
+    def _play_with_transfers(self, begin: int, end: int) -> tuple[int, list[EventColumns], Differing | None]:
         """Simulate the moments [begin, end) one by one, until copies or transfers differ.
 
-        Return the moment after the last one simulated, the engine's events, and the differing copies or transfers or
-        None.
+        Return the moment after the last simulated one, the engine's events, and the differing copies or transfers;
+        None if none differ.
         """
         parts: list[EventColumns] = []
         for moment in range(begin, end):
             kind, step = int(self._timeline.kind[moment]), int(self._timeline.row[moment])
-            for each in self._outside:
+            for each in self._transfers:
                 if (found := each.before(kind, step)) is not None:
                     return moment + 1, parts, found
             after, done = self._follower.play(moment, moment + 1)
             parts += done
-            for each in self._outside:
+            for each in self._transfers:
                 if (found := each.after(kind, step)) is not None:
                     return after, parts, found
         return end, parts, None
 
     def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[EventColumns]:
-        """Abort requests in the simulated engine if that explains changes at `moment` that only the recording has.
+        """Abort requests in the simulated engine if aborts explain all changes at `moment` that it lacks.
 
-        `done` are the simulated changes at `moment`, and `recorded` the recorded ones.
+        `done` has the simulated changes at `moment`, and `recorded` the recorded ones. Return the events of the aborts.
         """
         rest = recorded[len(done) :]
         if recorded[: len(done)] != done or not all(map(self._is_abort, rest)):
@@ -189,11 +191,11 @@ class _Lockstep:
         )
 
     def _difference(self, played: _Range, moment: int) -> Difference:
-        outside: Differing = ({}, {})
-        if played.outside is not None and moment == played.end - 1:
-            outside = played.outside
+        transfers: Differing = ({}, {})
+        if played.differing_transfers is not None and moment == played.end - 1:
+            transfers = played.differing_transfers
         recorded, done = (self._in_words(events, moment) for events in (played.theirs, played.ours))
-        return difference(self._moment_in_words(moment), recorded | outside[0], done | outside[1])
+        return difference(self._moment_in_words(moment), recorded | transfers[0], done | transfers[1])
 
     def _in_words(self, events: EventColumns, moment: int) -> dict[str, Any]:
         if events.has_step(moment):

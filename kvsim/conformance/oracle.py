@@ -102,7 +102,8 @@ def difference_of(line: int, recorded: Mapping[str, Any], ours: Mapping[str, Any
 class OracleRun:
     """Simulated engine that serves an oracle's workload, and writes the records that the oracle would write.
 
-    `lease` is passed to `TransferEngine`.
+    `lease` is the number of steps after which blocks kept for another server are freed if that server has not read
+    them. None: they are freed after the number of steps that the workload states for each request.
     """
 
     def __init__(self, workload: OracleWorkload, *, lease: int | None = None, compiled: bool = False) -> None:
@@ -139,9 +140,12 @@ class OracleRun:
             )
         )
         self._arrived: list[int] = []
-        """Rows of the requests that have arrived, in order. A request's number in the engine is its row plus 1."""
+        """Rows in the workload of the requests that have arrived, in order of arrival.
+
+        A request's number in the engine is its row plus 1.
+        """
         self._lengths: dict[int, list[int]] = {}
-        """Lengths of block tables before the last step was scheduled, by running sequence and KV-cache group."""
+        """Lengths of the running sequences' block tables before the last step was scheduled, one per KV-cache group."""
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""
@@ -168,7 +172,7 @@ class OracleRun:
         return int(self._state.num_unawaited_outputs)
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records that the oracle would write. There is no last one if a request can never be scheduled."""
+        """Yield the records that the oracle would write. The last one, `end`, is missing if a request waits forever."""
         yield self.meta()
         call = 0
         while self.has_work() or self._due:
@@ -308,14 +312,14 @@ class OracleRun:
         )
 
     def _admitted(self, batch: dict[int, int]) -> list[int]:
-        """Return the sequences of `batch`, that of the last scheduled step, that were waiting before the step."""
+        """Return the sequences of the last scheduled step's `batch` that were waiting before that step."""
         return list(batch)[len(batch) - self._state.num_new_seqs :]
 
     def _transfers_ended(self, step: int, ended: list[int], outputs: Mapping[str, int]) -> dict[str, Any]:
         """Return the record fields about the transfers that ended with `step`.
 
-        `ended` are the sequences that ended with the step's output. `outputs` has each request's number of outputs
-        before it.
+        `ended` has the sequences that ended with the step's output, and `outputs` each request's number of outputs
+        before that output.
         """
         assert self.transfers is not None
         received, sent, bad = self.transfers.ended.pop(step)
@@ -349,7 +353,7 @@ class OracleRun:
         }
 
     def _outputs_of(self, before: dict[str, Any]) -> dict[str, Any]:
-        """Return the record field with the number of outputs that a step gave each request, accepted drafts included.
+        """Return the record field `tokens`: the number of outputs of each request in a step, with accepted drafts.
 
         `before` is the result of `_outputs_due` before the output was processed.
         """
@@ -358,11 +362,10 @@ class OracleRun:
         return {"tokens": {name: tokens for name, tokens in gained.items() if tokens}}
 
     def _drafts_record(self, live: dict[str, int], proposed: Collection[str]) -> dict[str, Any]:
-        """Return the record fields about the drafts that each live request verifies next, and about its tokens in
-        flight.
+        """Return the record fields with each live request's drafts to be verified next, and its tokens in flight.
 
         Requests in `proposed` are left out of the drafts, because vLLM gets their drafts only after this record. Tokens
-        in flight are there only if vLLM counts them. `live` has the engine's number of each request, by name.
+        in flight are included only if the release counts them. `live` has the engine's number of each request, by name.
         """
         sequences = {name: self._driver.sequence(number) for name, number in live.items()}
         waiting = {name: int(each.drafts) for name, each in sequences.items() if each.drafts}
@@ -411,8 +414,7 @@ class OracleRun:
         return self._by_group([self._driver.blocks(number, group) for group in groups])
 
     def _new_entries(self, number: int) -> list[list[int]]:
-        """Return, for each KV-cache group, the blocks that the last step appended to a sequence's table, with null
-        blocks.
+        """Return the blocks, null blocks included, that the last step appended to a sequence's table in each group.
 
         If the sequence did not run before the step, these are all blocks of the table.
         """
@@ -464,7 +466,10 @@ def _demand(workload: OracleWorkload, drafts: Drafts | None) -> Demand:
 
 
 def _keys(workload: OracleWorkload, ahead: int) -> list[list[int]]:
-    """Return the prefix keys of each request's full blocks, without trailing keys that no other request has."""
+    """Return the prefix keys of each request's full blocks, without trailing keys that no other request has.
+
+    A key also covers the `ahead` tokens after its block.
+    """
     keys = PrefixKeys(workload.cache.block_size)
     rows = [
         keys.from_tokens(_tokens(row, request), (request.adapter, request.salt), ahead, request.images)

@@ -49,11 +49,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 }
 """Required fields of each kind of record. The order of the free queue is optional."""
 _FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine": SGLANG_FIELDS}
-"""Required fields of each kind of record, by the kind of the first one: `meta` if vLLM's, `engine` if SGLang's."""
+"""Required fields of each kind of record, by the kind of a file's first record: `meta` of vLLM, `engine` of SGLang."""
 _ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
-"""Largest number of bytes of a file of records when decompressed. A run of half an hour has some megabytes."""
+"""Largest number of decompressed bytes in a file of records. A run of half an hour has some megabytes."""
 _BY_GROUP = {"groups", "ncached", "crc"}
 """Fields that only records with several KV-cache groups have."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
@@ -86,10 +86,10 @@ class OracleRequest:
     """Index of the engine call before which the request is aborted; None if it is not aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
-    """Number of accepted drafts of a step, at the index of the outputs before it. Empty: all are accepted."""
+    """Entry i: number of drafts accepted in the step before which the request has i outputs. Empty: all drafts."""
     images: tuple[ImageInput, ...] = ()
     proposed_drafts: tuple[int, ...] = ()
-    """Number of proposed drafts, at index i when the request has i outputs. Empty: as many as the settings allow."""
+    """Entry i: number of drafts proposed when the request has i outputs. Empty: as many as the settings allow."""
     exchange: Exchange = _NO_EXCHANGE
     load_steps: int = 1
     """Number of steps that a load takes, including the step that begins it."""
@@ -109,17 +109,17 @@ class OracleWorkload:
     scheduler: ContinuousSettings
     cache: PagedSettings
     pipeline: Pipeline
-    """Pipeline stages, and the version of the model runner. Version 2 gets resumed requests like new ones."""
+    """Number of pipeline stages, and version of the model runner. Version 2 gets resumed requests as new ones."""
     requests: tuple[OracleRequest, ...]
     layout: KVCacheLayout | None = None
     """Layout of the KV-cache groups in blocks; None for one group of full attention."""
     retention_tokens: int | None = None
-    """Number of tokens between two positions at which windows and states stay cached; None: at every block boundary."""
+    """Distance in tokens between positions at which windows and states stay cached; None: at every block boundary."""
     encoding: Encoding | None = None
     """Images of the prompts, and the limits of their encoder; None without images."""
     drafting: SpeculativeConfig | None = None
     connector: Connector | None = None
-    """Settings of the KV connector; None without one. `OracleRequest.exchange` says what it does for a request."""
+    """Settings of the KV connector; None without one. `OracleRequest.exchange` has those of each request."""
     load_steps: int = 1
     """Number of steps that a copy from host memory takes, including the step that begins it."""
     store_steps: int = 1
@@ -129,7 +129,8 @@ class OracleWorkload:
         """Return the workload with the rules and defaults of a vLLM release.
 
         Raises:
-            RecordingError: kvsim does not know the release, or not the features of the workload in it.
+            RecordingError: kvsim does not know the release, or does not simulate the workload's features under its
+                rules.
         """
         try:
             releases.check_known(
@@ -172,7 +173,7 @@ class OracleWorkload:
         )
 
     def drafts(self, release: str) -> Drafts | None:
-        """Return how speculative decoding changes a vLLM release; None for a workload without it."""
+        """Return the settings of speculative decoding under the rules of a vLLM release; None without it."""
         if self.drafting is None:
             return None
         drafts = Drafts.of(
@@ -469,11 +470,11 @@ def _requests(
 def _exchanging(
     requests: tuple[OracleRequest, ...], documents: Sequence[Mapping[str, Any]], connector: Connector
 ) -> tuple[OracleRequest, ...]:
-    ranks = {name: rank for rank, name in enumerate(sorted(request.name for request in requests))}
+    fail_order = {name: index for index, name in enumerate(sorted(request.name for request in requests))}
     return tuple(
         replace(
             request,
-            exchange=exchange_of(document, connector, ranks[request.name]),
+            exchange=exchange_of(document, connector, fail_order[request.name]),
             load_steps=int(document.get("load", 1)),
             send_steps=int(document.get("send", 1)),
         )
@@ -515,7 +516,10 @@ def _request(row: int, document: Any, where: str) -> OracleRequest:
 
 
 def _made_up_prompt(row: int, fields: _Fields) -> list[int]:
-    """Return the token ids that the oracle makes for the prompt in `row`: those of its prefix group first."""
+    """Return the token ids that the oracle makes for the prompt of the request in `row`.
+
+    Prompts with equal `prefix_group` begin with the same tokens: with the first `prefix_len` ones of the group.
+    """
     # The driver (`vllm_driver.py`) gives every group and every request its own range of token ids.
     group = 0
     num_shared = 0

@@ -32,9 +32,9 @@ def images_of(documents: Any, where: str) -> tuple[ImageInput, ...]:
 
 
 def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInput]], where: str) -> Encoding | None:
-    """Return the images of all requests, and the encoder's budget and cache size; None without images.
+    """Return the images of all requests, and the encoder's budget and cache size; None if `settings` is empty.
 
-    `settings` is the object `mm` of the workload; `inputs` has the images of each request.
+    `settings` is the object `mm` of the workload. `inputs` has the images of each request.
     """
     if not settings:
         return None

@@ -1,8 +1,8 @@
 """Comparison of a prefill and a decode server with two engines of vLLM that exchange KV through a connector.
 
 One call is a step of the prefill engine, followed by a step of the decode engine. A request goes to the prefill engine
-first. After it has ended there, it reaches the decode engine after as many calls as the router needs. Blocks that the
-decode engine has read are freed in the next step of the prefill engine.
+first. It reaches the decode engine `router` + 1 calls after it has ended there; the workload states `router`. Blocks
+that the decode engine has read are freed in the next step of the prefill engine.
 """
 
 from __future__ import annotations

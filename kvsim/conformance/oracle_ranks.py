@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _WITH_USAGE, _WITHOUT_USAGE = "0.33.0", "0.25.1"
-"""A release whose coordinator tells front ends how full pools are, and one whose coordinator does not.
+"""A release whose coordinator sends the usage of each rank's pool to front ends, and a release without this.
 
-The records of a front end name no release. Their number of fields shows which of the two they follow.
+The records of a front end name no release. The number of counts per rank shows which of the two they follow.
 """
 
 
 def is_choice_of_ranks(document: Any) -> bool:
-    """Tell whether a workload is a list of events for a front end of data-parallel ranks."""
+    """Tell whether a workload has events for a front end of data-parallel ranks."""
     return isinstance(document, dict) and {"ranks", "events"} <= document.keys()
 
 

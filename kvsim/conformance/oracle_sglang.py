@@ -48,19 +48,19 @@ _MODES = ("", "extend", "decode", "mixed")
 _STUCK = 1000
 """Number of consecutive passes without a batch or an arrival after which the oracle gives up on waiting requests."""
 _LISTED_PAGES = 1024
-"""Largest number of pages of a pool whose whole free list is recorded; of larger pools, both ends are recorded."""
+"""Largest number of pages of a pool whose whole free list is recorded."""
 _END_PAGES = 16
-"""Number of pages that are recorded of each end of the free list of a larger pool."""
+"""Number of pages that are recorded from each end of the free list of a larger pool."""
 
 
 def verify_sglang(
     workload: SGLangWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the records of SGLang's scheduler. Return a verdict on the steps before a
+    """Run `workload` in lockstep with the records of SGLang's scheduler. Return a verdict on the steps up to a
     difference.
 
-    Each record has its line number; the first record has the scheduler's settings. With `compiled`, the engine runs as
-    machine code.
+    Each record comes with its line number. The first one has the scheduler's settings. With `compiled`, the engine runs
+    as machine code.
     """
     listed = list(expanded(records))
     run = SGLangRun(workload, compiled=compiled)
@@ -92,9 +92,9 @@ class SGLangRun:
         self._unit = workload.policy.unit_tokens
         self._num_pages = workload.num_slots // self._unit
         context = min(workload.policy.scheduler.context_length, workload.num_slots) - 1
-        self._most_prompt_tokens = context - 5
-        """Number of prompt tokens from which on SGLang refuses a request."""
-        self._is_refused = [len(request.prompt) >= self._most_prompt_tokens for request in self._requests]
+        self._least_refused_tokens = context - 5
+        """Smallest number of prompt tokens with which SGLang refuses a request."""
+        self._is_refused = [len(request.prompt) >= self._least_refused_tokens for request in self._requests]
         self._driver = Driver(self._plan(context).build(compiled=compiled), compiled=compiled)
         self._engine, self._radix = self._driver.engine, self._driver.engine.radix
         for row, request in enumerate(self._requests):
@@ -111,7 +111,7 @@ class SGLangRun:
         self._arrived: list[int] = []
         self._left: set[int] = set()
         self._unsampled: set[int] = set()
-        """Requests that were scheduled without room for an output, in a batch in which no request had room."""
+        """Numbers of requests that were scheduled without room for an output, in a batch without any output."""
         self._has_launched = False
         self._copies: dict[int, Mapping[str, Any]] = {}
         self._num_steps = self._num_pages_taken = self._num_retracted = self._num_evicted = self._num_aborted = 0
@@ -142,7 +142,7 @@ class SGLangRun:
         )
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Let copies between GPU and host end as `records` state. By default, they end a pass after their begin."""
+        """End copies between GPU and host in the passes that `records` state; by default, they end after a pass."""
         self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 
@@ -207,7 +207,10 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End the oldest copies, at most as many as `record` states. Return it with the numbers that ended."""
+        """End the oldest copies, at most as many as `record` states.
+
+        Return `record` with the numbers of copies that ended.
+        """
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_storing), ("loaded", state.num_loading)):
             ended[name] = min(max(record[name], 0), int(under_way)) if isinstance(record[name], int) else 0
@@ -244,9 +247,9 @@ class SGLangRun:
         return come
 
     def _abort(self, number: int) -> list[str]:
-        """Process the aborts that are due in pass `number`; return the names in them.
+        """Process the aborts that are due in pass `number`, and return their names.
 
-        SGLang aborts every request whose name begins with the name in the abort.
+        SGLang aborts every request whose name begins with the name of the abort.
         """
         gone = []
         while self._aborts and self._aborts[0][0] <= number:
@@ -267,7 +270,7 @@ class SGLangRun:
             "overlap": not scheduler.disable_overlap_schedule,
             "max_running": scheduler.max_running_requests,
             "max_prefill_tokens": scheduler.max_prefill_tokens,
-            "max_req_input_len": self._most_prompt_tokens,
+            "max_req_input_len": self._least_refused_tokens,
             "ratio": [float(settings.first_ratio), float(settings.least_ratio), float(settings.ratio_decay)],
         }
 

@@ -1,6 +1,7 @@
 """Simulation of an oracle's KV connector and native offload, and the fields of its records about both.
 
-All transfers and copies end in the same steps as in the oracle.
+All transfers and copies end in the same steps as in the oracle. In all functions, `name` returns the request's name for
+a sequence's number.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class TransferEngine:
-    """Transfers that end after a fixed number of steps, including the step that begins them.
+    """Loads and sends of KV that end after fixed numbers of steps, including the step that begins them.
 
-    With a `lease`, every send ends after that number of steps, or earlier if another server has read the blocks.
+    A send keeps blocks for another server. It ends early if that server has read the blocks. With a `lease`, every send
+    takes that number of steps; None: the number of steps that the workload states for its request.
     """
 
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:
@@ -30,9 +32,12 @@ class TransferEngine:
         self.read: set[int] = set()
         """Sequences whose blocks another server has read."""
         self.fetched: list[int] = []
-        """Sequences whose blocks the other server may free after the last step: they are loaded here, or not needed."""
+        """Sequences whose blocks the other server may free after this engine's last step.
+
+        Either this engine has loaded the blocks, or it does not need them.
+        """
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """Loads that ended, sends that ended (by sequence), and blocks that failed to load, for each step."""
+        """By step: sequences whose loads ended, sequences whose sends ended, and blocks that failed to load."""
 
     def run_step(self, driver: Driver) -> None:
         """Begin the transfers of the last scheduled step, and report to the engine those that end with this step."""
@@ -76,14 +81,17 @@ def loads_of_step(
 ) -> dict[str, Any]:
     """Return the record field with the number of tokens that each sequence gets through the connector.
 
-    `admitted` and `loading` are the sequences that got blocks in the last scheduled step.
+    `admitted` and `loading` are the sequences that the last scheduled step admitted, and those whose load it began.
     """
     transfers = driver.engine.connector.transfers
     return {"external": {name(number): int(transfers[number].external_tokens) for number in (*admitted, *loading)}}
 
 
 def connector_state(driver: Driver, arrived: list[int], name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields with loading requests, ended requests that keep blocks, and blocks freed later."""
+    """Return the record fields with loading requests, ended requests that keep blocks, and blocks to be freed later.
+
+    `arrived` has the numbers of all sequences that have arrived.
+    """
     connector = driver.engine.connector
     waiting = [*driver.waiting(), *driver.skipped()]
     return {
@@ -103,7 +111,11 @@ def handed_out(
     workload: OracleWorkload,
     name: Callable[[int], str],
 ) -> dict[str, Any]:
-    """Return the transfer parameters that a prefill server passes on, for each of the `ended` requests."""
+    """Return the transfer parameters that a prefill server passes on, by the names of the sequences in `ended`.
+
+    Sequences without blocks for another server are left out. `outputs` has each request's number of outputs before the
+    output with which it ended.
+    """
     parameters = {}
     for number in ended:
         sequence, transfer = driver.sequence(number), driver.engine.connector.transfers[number]
@@ -131,8 +143,8 @@ def handed_out(
 class CopyEngine:
     """Copies between GPU and host that take a fixed number of steps.
 
-    A load begins in the step that decides on it, a store in the step after. A copy for which a step waits ends with
-    that step.
+    A load begins in the step that decides on it, a store in the step after. If a step waits for a copy, the copy ends
+    with that step.
     """
 
     def __init__(self, workload: OracleWorkload) -> None:
@@ -169,7 +181,10 @@ def jobs_begun(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
 
 
 def offload_state(driver: Driver, name: Callable[[int], str]) -> dict[str, Any]:
-    """Return the record fields with skipped requests, the number of used host blocks, and blocks freed later."""
+    """Return the record fields with skipped requests, the number of used host blocks, and blocks to be freed later.
+
+    The scheduler skips requests that are loading, or that must be looked up again.
+    """
     host, sequences = driver.engine.host, driver.engine.external.sequences
     return {
         "skipped": [name(number) for number in driver.skipped()],

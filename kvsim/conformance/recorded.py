@@ -21,8 +21,8 @@ from kvsim.conformance.event_columns import (
     Rows,
     between,
     block_by_block,
+    split_evictions,
     stacked,
-    without_evictions,
 )
 from kvsim.conformance.oracle_files import OFFLOAD_BLOCK_BYTES
 from kvsim.conformance.recorded_drafts import drafts_of
@@ -54,7 +54,7 @@ class Recorded:
         release = release_of(recording)
         self.scheduler = settings_of(ContinuousSettings, recording)
         self.retention_tokens = retention_of(recording, release)
-        """Tokens between two positions at which windows and states stay cached; None: every block boundary."""
+        """Distance in tokens between positions at which windows and states stay cached; None: every block boundary."""
         block_size = meta.hash_block_size
         host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
         host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size
@@ -135,7 +135,7 @@ class Recorded:
         )
         moment = self.timeline.of_change[rows]
         every = block_by_block(moment, *columns, with_lengths=self.has_lengths)
-        changes, evicted = without_evictions(every[~self._evicts_unknown(every)])
+        changes, evicted = split_evictions(every[~self._evicts_unknown(every)])
         return changes, evicted if self.has_evictions else evicted[:0]
 
     def _evicts_unknown(self, changes: Rows) -> npt.NDArray[np.bool_]:
@@ -155,7 +155,7 @@ class Recorded:
 
 
 class _ScheduleRows:
-    """Reader of a schedule table, one range of steps after the other. A row of the table may be about several steps."""
+    """Reader of a schedule table, one range of steps after the other. A row of the table may cover several steps."""
 
     def __init__(self, recording: Recording) -> None:
         schedule = recording.schedule
@@ -165,7 +165,7 @@ class _ScheduleRows:
         # of these, so then the order in the table is not that of admission.
         self._rank = _admission_rank(recording) if schedule.repeat is not None else np.arange(len(schedule))
         self._open = np.empty(0, np.int64)
-        """Rows that began before the next step to be read, and cover it."""
+        """Rows that cover the next step to be read, and begin before it."""
 
     def batches(self, steps: IntArray, moments: IntArray) -> Rows:
         if not len(steps):

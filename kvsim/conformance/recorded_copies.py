@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
 """Copies or transfers that differ, as the fields of a report: the recorded ones, and the simulated ones."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
-"""Begin of a copy: its number, "load" or "store", its request, and pairs of a host block and a GPU block, ascending."""
+"""Begin of a copy: its number, "load" or "store", its request, and ascending pairs (host block, GPU block)."""
 
 
 class RecordedCopies:
@@ -57,19 +57,19 @@ class RecordedCopies:
         return sorted(self._awaited.get(step, ()))
 
     def reported(self, step: int) -> dict[int, list[int]]:
-        """Return the ordered host blocks of each copy whose end the output of `step` reported, by its number."""
+        """Return the host blocks, in order, of each copy whose end the output of `step` reported, by copy number."""
         return dict(self._reported.get(step, {}))
 
 
 class CopiesInLockstep:
-    """Comparison of a simulated engine's copies with recorded ones, whose ends are reported to the engine."""
+    """Comparison of a simulated engine's copies with recorded ones. The recorded ends are reported to the engine."""
 
     def __init__(self, driver: Driver, recorded: RecordedCopies) -> None:
         self._driver, self._recorded = driver, recorded
         self._awaited: set[int] = set()
 
     @property
-    def are_followed(self) -> bool:
+    def has_copies(self) -> bool:
         """True if the engine copies blocks to host memory."""
         return bool(self._driver.engine.settings.offloads)
 
@@ -84,8 +84,8 @@ class CopiesInLockstep:
     def before(self, kind: int, step: int) -> Differing | None:
         """Report to the engine the copies that end with the output of `step`, before it processes the output.
 
-        Do nothing unless `kind`, that of the moment, is an output. Return a difference if the recording has copies that
-        the engine does not have, otherwise None.
+        Do nothing if the moment's `kind` is not `UPDATE`. Return a difference if the recording has copies that the
+        engine does not have, otherwise None.
         """
         if kind != UPDATE:
             return None
@@ -98,9 +98,10 @@ class CopiesInLockstep:
         return ({"copies reported": unknown}, {"copies reported": []}) if unknown else None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Compare the copies that a scheduled step began, or complete the copies that ended with an output.
+        """Compare or complete copies after a moment of `step`, and return a difference or None.
 
-        `kind` is that of the moment, and `step` its step. Return a difference, or None if the copies are equal.
+        If the moment's `kind` is `SCHEDULE`, the copies that the step began are compared. If it is `UPDATE`, the copies
+        that ended with the step's output are completed.
         """
         if kind == UPDATE:
             for slots in self._recorded.reported(step).values():

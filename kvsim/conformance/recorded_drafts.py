@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | None:
-    """Return how drafts change the engine of a recording, with the recorded numbers of drafts; None without drafts.
+    """Return the settings of drafts of a recorded engine, with the recorded numbers of drafts; None without drafts.
 
     Raises:
         RecordingError: with these drafts, hits of shared prompts cannot be compared.
@@ -56,9 +56,11 @@ def _shares_hashes(recording: Recording) -> bool:
 
 
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
-    """Return the accepted and the proposed drafts of each request, at the index of the request's number of outputs.
+    """Return the accepted and the proposed numbers of drafts of each request.
 
-    If `proposed` is empty, so are the proposed drafts of the result, which means the maximum.
+    Entry i of an accepted list is for the step before which the request has i outputs. Entry i of a proposed list is
+    for the drafts that are proposed when the request has i outputs. If `proposed` is empty, the proposed lists are
+    empty, which means the maximum.
     """
     num_requests = len(recording.requests)
     rows = stable_order(recording.schedule.request, num_requests)
@@ -81,8 +83,8 @@ def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> 
 def _inferred_outputs(recording: Recording) -> IntArray:
     """Return the number of output tokens of each schedule row, inferred from the known tokens of later rows.
 
-    The rows of a request divide its time: before its first row, between two rows, and after its last row. In each part,
-    the known tokens grow by the outputs that come in it.
+    Between two rows of a request, its known tokens grow by the outputs that it gets between them. The same holds before
+    its first row and after its last row.
 
     Raises:
         RecordingError: the rows do not determine the numbers.

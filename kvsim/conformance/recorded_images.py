@@ -58,10 +58,9 @@ def _inputs(images: PromptImages, num_requests: int) -> list[list[ImageInput]]:
 
 
 class EncoderMoments:
-    """Events of two encoder caches, by the moment at which they are compared: of a recording, and of the simulated
-    engine.
+    """Events of the encoder caches of a recording and of the simulated engine, by the moment of their comparison.
 
-    Rows are those of `EventColumns.encoder`.
+    Rows have the columns of `EventColumns.encoder`.
     """
 
     def __init__(self, recording: Recording, timeline: MomentTimeline) -> None:
@@ -73,7 +72,7 @@ class EncoderMoments:
         images = recording.images.image if recording.images is not None else np.empty(0, np.int32)
         _, first = np.unique(images, return_index=True)
         self._image = np.append(0, images[np.sort(first)])
-        """Number in the recording of each of the engine's images, which count from 1 by first appearance."""
+        """Entry i: number in the recording of the engine's image i. The engine counts images from 1 by appearance."""
         self._recorded = np.empty((0, 4), np.int64)
         if (events := recording.encoder) is not None:
             at = self._of(np.searchsorted(seq, events.seq))
@@ -91,7 +90,7 @@ class EncoderMoments:
     def simulated(self, engine: Engine, since: int, end: int) -> Rows:
         """Return the events of `engine` that are compared before moment `end`, without those returned by earlier calls.
 
-        `since` is the engine's `seq` at moment 0 of the recording.
+        `since` is the number that the engine's `seq` column has for moment 0 of the recording.
         """
         rows = [column(engine.encoder.rows, name, engine.encoder.state.num_rows) for name in _COLUMNS]
         rows[0] = self._of(np.searchsorted(self._reporting, rows[0] - since))

@@ -31,7 +31,7 @@ _ROLES = {"prefill": Role.PRODUCER, "decode": Role.CONSUMER} | {role.value: role
 def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> Connector | None:
     """Return the KV connector of a recorded server; None if the server exchanges no KV.
 
-    The connector has no link, because the recording has the ends of transfers. With several draft modules, some
+    The connector has no link speed, because the recording has the ends of transfers. With several draft modules, some
     releases leave the last tokens of a prompt to the decode server.
 
     Raises:
@@ -45,13 +45,13 @@ def connector_of(recording: Recording, drafts: Drafts | None, release: str) -> C
             "the server loads from a prefix store, which is a model of kvsim's own, so no decisions of vLLM can be "
             "followed; kvsim info FOLDER --check, with the folder of the fleet, checks its loads."
         )
-    exchanges = [Exchange(rank=row) for row in range(len(recording.requests))]
+    exchanges = [Exchange(fail_order=row) for row in range(len(recording.requests))]
     columns = (transfers.kind, transfers.request, transfers.position, transfers.failed)
     for kind, request, position, failed in zip(*(column.tolist() for column in columns), strict=True):
         exchanges[request] = Exchange(
             remote=Remote.READS if kind == TransferKind.SEND else Remote.HAS_PROMPT,
-            bad=(failed - position,) if failed >= 0 else (),
-            rank=request,
+            failed_blocks=(failed - position,) if failed >= 0 else (),
+            fail_order=request,
         )
     spares = rules_of(release).spares_modules and drafts is not None and drafts.prompt_ahead_tokens > 1
     return Connector(
@@ -67,7 +67,8 @@ class TransfersInLockstep:
 
     def __init__(self, driver: Driver, recording: Recording, timeline: MomentTimeline) -> None:
         self._driver, self._timeline = driver, timeline
-        self.are_followed = recording.transfers is not None
+        self.has_copies = recording.transfers is not None
+        """True if the recorded engine transfers KV. The name is that of `CopiesInLockstep.has_copies`."""
         self._names: list[str] = recording.requests.id.tolist()
         self._begun: dict[int, list[Any]] = defaultdict(list)
         self._ended: dict[int, list[tuple[int, bool]]] = defaultdict(list)
@@ -82,7 +83,7 @@ class TransfersInLockstep:
         rows = np.flatnonzero(transfers.blocks > 0)  # a request that leaves before it has blocks transfers nothing
         for at, *values in zip(*(column[rows].tolist() for column in columns), strict=True):
             self._begun[at].append(self._in_words(*values))
-        released = _rank_of_release(recording)[transfers.request]
+        released = _last_release_rows(recording)[transfers.request]
         order = np.lexsort((released, transfers.ended_seq))
         for row in order[transfers.blocks[order] > 0].tolist():
             output = int(np.searchsorted(steps.output_seq, transfers.ended_seq[row]))
@@ -92,7 +93,7 @@ class TransfersInLockstep:
     def before(self, kind: int, step: int) -> Differing | None:
         """Report to the engine the transfers that end with the output of `step`, before it processes the output.
 
-        Do nothing unless `kind`, that of the moment, is an output. Return None, because nothing is compared.
+        Do nothing if the moment's `kind` is not `UPDATE`. Return None, because nothing is compared.
         """
         if kind == UPDATE:
             call = int(self._driver.engine.external.state.num_updates) + 1
@@ -101,7 +102,10 @@ class TransfersInLockstep:
         return None
 
     def after(self, kind: int, step: int) -> Differing | None:
-        """Return the recorded and the simulated transfers that began since the step before `step`, if they differ."""
+        """Return the recorded and the simulated transfers that began since the step before `step`, if they differ.
+
+        Return None if they are equal, or if the moment's `kind` is not `SCHEDULE`.
+        """
         if kind != SCHEDULE:
             return None
         connector = self._driver.engine.connector
@@ -122,9 +126,9 @@ class TransfersInLockstep:
         return f"{direction} of {self._names[request]}: {blocks} blocks from entry {position}, {tokens} tokens"
 
 
-def _rank_of_release(recording: Recording) -> np.ndarray:
-    """Return the last memory row in which each request frees units; -1 for none."""
-    memory, rank = recording.memory, np.full(len(recording.requests), -1)
+def _last_release_rows(recording: Recording) -> np.ndarray:
+    """Return the last memory row in which each request frees units; -1 if there is none."""
+    memory, last = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
-    np.maximum.at(rank, memory.request[rows], rows)
-    return rank
+    np.maximum.at(last, memory.request[rows], rows)
+    return last

@@ -2,7 +2,7 @@
 
 vLLM hashes prompts in units that may be smaller than a block. If the last hash of a prompt ends inside a block of full
 attention, the block gets that hash as a second key. With drafts, such a block may have no other key, because it is not
-full; the engine then marks it. No look-up finds a block by these keys.
+full. The engine then marks the block with `HAS_TAIL`. No look-up finds a block by these keys.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from kvsim.engine.driver import Driver
 
 _BLOCKS_AHEAD = 3
-"""Number of blocks that are remembered for each sequence, from the block in which its last known hash ends."""
+"""Number of blocks that are stored for each sequence and group, from the block in which its last known hash ends."""
 
 
 class SecondKeys:
-    """Second prefix keys of all blocks, as the module's text explains them. `len` is their number."""
+    """Second prefix keys of all blocks, as the module's text explains them. `len` returns the number of keys."""
 
     def __init__(self, workload: OracleWorkload, driver: Driver) -> None:
         self._driver, self._rule = driver, rules_of(workload.scheduler.vllm).second_key
@@ -40,7 +40,7 @@ class SecondKeys:
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        """Blocks that may get a second key, by sequence and group: table index of the first one, and the blocks."""
+        """By (sequence, group): table index of the first block that may get a second key, and all such blocks."""
         self._tails: set[int] = set()
         """Blocks whose only key is a hash that ends inside them."""
 
@@ -60,7 +60,7 @@ class SecondKeys:
                     self._add(*place, *self._next.pop(place), num_cached=int(row.cached))
 
     def note(self, numbers: Iterable[int]) -> None:
-        """Update the second keys of the sequences `numbers`, which must have block tables."""
+        """Update the second keys of the sequences `numbers`. Each must have a block table."""
         engine = self._driver.engine
         self._forget_tails([block for block in self._tails if engine.blocks[block].key != NO_KEY])
         for group in self._groups:
@@ -84,8 +84,8 @@ class SecondKeys:
     def _add(self, number: int, group: int, first: int, blocks: list[int], *, num_cached: int) -> None:
         """Add the second key of sequence `number` to the block in which its last hash ends.
 
-        `blocks` are those from index `first` of the sequence's table on. The first `num_cached` blocks of the table are
-        full.
+        `blocks` has some blocks of the sequence's table, from index `first` on. The first `num_cached` blocks of the
+        table are full.
         """
         engine = self._driver.engine
         self._forget_tails(self._tails.intersection(blocks[: max(num_cached - first, 0)]))
@@ -111,8 +111,9 @@ class SecondKeys:
             self._tails.discard(block)
 
     def has_tail(self, has_key: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Tell, for each block without a key of its own (`has_key` False), whether it has the last hash of a prompt
-        that ends in it.
+        """Return bool[num_blocks]: True for each block whose only key is the last hash of a prompt, inside the block.
+
+        `has_key` is bool[num_blocks]: True for each block with the key of a full block.
         """
         if not self._driver.engine.settings.marks_tails:
             return np.zeros_like(has_key)

@@ -147,7 +147,7 @@ def _refuse_unknown(given: Mapping[str, Any], where: str) -> None:
 
 
 def expanded(records: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each record with its line number, and with the unchanged fields that the file leaves out."""
+    """Yield each record with its line number. Fields that the file leaves out because they are unchanged are added."""
     last: dict[str, Any] = {}
     for line, record in records:
         whole = dict(record)
@@ -176,10 +176,10 @@ def _requests(documents: Sequence[Mapping[str, Any]]) -> Iterator[SGLangRequest]
 
 
 def _prompt_of(document: Mapping[str, Any], by_id: Mapping[str, Mapping[str, Any]]) -> list[int]:
-    """Return the token ids of a prompt: those in `document`, otherwise those that the program that runs SGLang
-    generates.
+    """Return the token ids of a prompt.
 
-    `by_id` has the documents of all requests by name.
+    If `document` states none, they are generated like in the program that runs SGLang. `by_id` has the documents of all
+    requests by name.
     """
     if document.get("prompt_token_ids"):
         return list(document["prompt_token_ids"])

@@ -34,9 +34,12 @@ class MomentTimeline:
     Changes of block tables that come from an abort between two other moments have a moment of kind `NOTHING`.
     """
     row: IntArray
-    """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed."""
+    """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed.
+
+    For the kinds `NOTHING` and `LOOK`, it is the row of the next recorded moment.
+    """
     of_change: IntArray
-    """Moment at which each memory row is compared, without the rows after the last moment."""
+    """Moment at which each memory row is compared. Memory rows after the last moment are left out."""
     breaks_off_at: int
     """First moment that no engine can repeat, because too many steps are in flight, or an output has no step.
 
@@ -62,23 +65,23 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
     impossible |= ended & (row != in_turn)
     del ended, in_turn
     # An output that is processed before the pipeline is full follows a call that scheduled nothing.
-    looks = (kind == UPDATE) & (in_flight < depth - 1) & (not has_every_step)
+    after_idle_call = (kind == UPDATE) & (in_flight < depth - 1) & (not has_every_step)
     del in_flight  # it has an entry per moment: free its memory early
-    leaving, leaving_before = _leaving(recording, kind, row, looks)
+    leaving, leaving_before = _leaving(recording, kind, row, after_idle_call)
     reporter, is_late = _reporting_moments(np.arange(len(kind), dtype=np.int32)[kind != ADD], seq, recording.memory.seq)
     del seq
     catches_up = np.zeros(len(kind), np.bool_)
     catches_up[reporter[is_late]] = True
 
     inserted = catches_up.astype(np.int32)
-    inserted += looks
+    inserted += after_idle_call
     np.add.at(inserted, leaving_before, np.int32(1))
     # Index of each moment, with the moments that are inserted before it.
     place = np.cumsum(inserted, dtype=np.int32)
     place += np.arange(len(kind), dtype=np.int32)
     kinds, rows = _spread(kind, inserted, place), _spread(row, inserted, place)
     kinds[place[catches_up] - inserted[catches_up]] = NOTHING
-    kinds[place[looks] - 1] = LOOK
+    kinds[place[after_idle_call] - 1] = LOOK
     nth = np.arange(len(leaving)) - np.searchsorted(leaving_before, leaving_before)
     at = place[leaving_before] - inserted[leaving_before] + catches_up[leaving_before] + nth
     kinds[at], rows[at] = LEAVE, leaving
@@ -143,7 +146,7 @@ def _in_order(rows: IntArray, seq: IntArray) -> tuple[IntArray, IntArray]:
 def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_]]:
     """Return the moment that reports each change of block tables, and whether the change came before that moment.
 
-    `reporting` are the moments that report changes, `seq` has the `seq` of all moments, and `changes` that of each
+    `reporting` has the moments that report changes, `seq` the `seq` of each moment, and `changes` the `seq` of each
     change. Changes after the last reporting moment are left out, because they are never compared.
     """
     among = seq[reporting]
@@ -157,12 +160,12 @@ def _reporting_moments(reporting: IntArray, seq: IntArray, changes: IntArray) ->
 
 
 def _leaving(
-    recording: Recording, kind: IntArray, row: IntArray, looks: npt.NDArray[np.bool_]
+    recording: Recording, kind: IntArray, row: IntArray, after_idle_call: npt.NDArray[np.bool_]
 ) -> tuple[IntArray, IntArray]:
     """Return the aborted requests in the order in which they left, and for each the moment before which it left.
 
     That moment is the first call of the scheduler at or after the request's end. `kind` and `row` are those of the
-    recorded moments. `looks` is True for outputs that follow a call that scheduled nothing.
+    recorded moments. `after_idle_call` is True for each output that follows a call that scheduled nothing.
     """
     requests, steps = recording.requests, recording.steps
     left = (requests.status == RequestStatus.ABORTED) & np.isfinite(requests.finished_s)
@@ -173,11 +176,11 @@ def _leaving(
         left[request[requests.finished_s[request] == told_s]] = False  # the engine ends these itself
     leaving = np.flatnonzero(left)
     leaving = leaving[np.argsort(requests.finished_s[leaving], kind="stable")]
-    calls = np.flatnonzero((kind == SCHEDULE) | looks)
-    # An abort never comes between a call in vain and the output after it.
-    in_vain, of_step = looks[calls], row[calls]
-    call_s = np.maximum.accumulate(np.where(in_vain, steps.end_s[of_step], steps.start_s[of_step]))
-    call_seq = np.where(in_vain, steps.output_seq[of_step], steps.schedule_seq[of_step])
+    calls = np.flatnonzero((kind == SCHEDULE) | after_idle_call)
+    # An abort never comes between a call that scheduled nothing and the output after it.
+    is_idle, of_step = after_idle_call[calls], row[calls]
+    call_s = np.maximum.accumulate(np.where(is_idle, steps.end_s[of_step], steps.start_s[of_step]))
+    call_seq = np.where(is_idle, steps.output_seq[of_step], steps.schedule_seq[of_step])
     call = np.searchsorted(call_s, requests.finished_s[leaving])
     there = call < len(calls)
     leaving, call = leaving[there], call[there]

@@ -82,10 +82,10 @@ def variants_of(release: str) -> list[Variant]:
 
 
 def document_with(document: Document, variants: Sequence[Variant]) -> Document:
-    """Return the document of a workload with those of `variants` that are settings."""
+    """Return the document of a workload, changed by those of `variants` that are settings."""
     return document | {each.name: each.value for each in variants if not each.is_rule}
 
 
 def release_with(release: str, variants: Sequence[Variant]) -> str:
-    """Return a name for `release` with those of `variants` that are rules."""
+    """Return the name of `release` with those of `variants` that are rules. It is accepted in place of a release."""
     return varied(release, {each.name: each.value for each in variants if each.is_rule})

@@ -23,7 +23,7 @@ class VerdictLine:
     """One compared value, as recorded and as simulated."""
 
     label: str
-    """Field, with the index or the key in it."""
+    """Name of the field. For a list or a mapping, the index or the key of the entry follows."""
     recorded: str
     simulated: str
     differs: bool = True
@@ -37,7 +37,7 @@ class Difference:
     moment: str
     """Description of the moment, and where it is in the recording."""
     lines: tuple[VerdictLine, ...]
-    """All fields that differ at this moment. Of a list, a few entries around its first difference."""
+    """All fields that differ at this moment. Of a list or a mapping, only a few entries are included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Driver of vLLM's own engine, scheduler and KV-cache manager on a CPU with a fake model. Every decision is recorded.
 
 `kvsim conform` runs this script with the interpreter of an environment with vLLM, so it imports no module of kvsim. The
-first output line names the release. Each input line is an order: a JSON object with a `workload` in the format of the
-golden ones. It is answered with the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind": "failed",
-"error": ...}`.
+first output line names the release. Each input line is an order: a JSON object with a `workload` in the format of
+`golden.json`. It is answered with the records of an oracle and a closing line: `{"kind": "done"}` or `{"kind":
+"failed", "error": ...}`.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ _RETENTION_VARIABLE = f"VLLM_{_RETENTION.upper()}"
 _RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 _MEMORY_CHECKS = ("_check_enough_kv_cache_memory", "check_enough_kv_cache_memory")
 _SIZING = ("kv_cache_utils", "kv_cache_planning", "kv_cache_config_builder")
-"""Modules of `vllm.v1.core` that may have the check of whether the memory suffices."""
+"""Modules of `vllm.v1.core`, one of which has vLLM's check of the memory, depending on the release.
+
+The driver turns this check off, because it refuses pools as small as those of the workloads.
+"""
 _PLAIN, _COMPRESSED = "LlamaForCausalLM", "DeepseekV2ForCausalLM"
 ARCHITECTURES = _PLAIN, _COMPRESSED
 """vLLM's names of the fake models' architectures."""
@@ -258,7 +261,7 @@ def _filled(kind: Any, **fields: Any) -> Any:
 
 
 def layers_of(workload: Workload, max_model_len: int) -> dict[str, KVCacheSpec]:
-    """Return the KV-cache specs of the layers by name, in order: those in `groups`, by default full attention."""
+    """Return the KV-cache specs of the layers in `groups` by layer name, in order; by default, of full attention."""
     entries: list[dict[str, Any]] = workload.get("groups") or [
         {"type": "full", "num_layers": _CONFIG["num_hidden_layers"]}
     ]
@@ -366,7 +369,7 @@ class FakeModel(Executor):
         """Check nothing."""
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Begin a step. A step that computes nothing gets its output at once; for any other, return None."""
+        """Begin a step. Return the output of a step that computes nothing; return None for any other step."""
         self._step = scheduler_output
         admitted = [each.req_id for each in scheduler_output.scheduled_new_reqs]
         for name in (*admitted, *scheduler_output.scheduled_cached_reqs.resumed_req_ids):
@@ -388,7 +391,8 @@ class FakeModel(Executor):
     def _sampled(self, name: str) -> list[int]:
         """Return the sampled token of a request; an empty list if its runner has not computed all tokens that it got.
 
-        Runners sample even a token that the scheduler does not await: after a resumption while a token was in flight.
+        A runner also samples tokens that the scheduler does not await. This happens after a request was resumed while
+        one of its tokens was in flight.
         """
         request = self.scheduler.requests[name]
         if request.num_computed_tokens < self._given[name]:
@@ -475,7 +479,7 @@ class SchedulerDecisions:
         return self._preempt(request, *arguments, **more)
 
     def _copies(self) -> Record:
-        """Return the record fields about copies between GPU and host of a step. A subclass may override this."""
+        """Return the record fields about a step's copies between GPU and host. A subclass overrides this."""
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:
@@ -558,7 +562,10 @@ class SchedulerDecisions:
 
 
 def _skipped(scheduler: Any) -> Any:
-    """Return the queue before `waiting`: of skipped requests; from vLLM 0.31 on, of those that hold blocks."""
+    """Return the queue that the scheduler looks at before `waiting`.
+
+    It has skipped requests, and from vLLM 0.31 on requests that hold blocks.
+    """
     return scheduler.skipped_waiting if hasattr(scheduler, "skipped_waiting") else scheduler.kv_holding_waiting
 
 
@@ -569,9 +576,9 @@ def play(
     engine: Any,
     workload: Workload,
     *,
-    dated: Callable[[int], float] = float,
-    asked: Callable[[Any], None] = lambda _: None,
-    called: Callable[[int, Any], None] = lambda *_: None,
+    arrival_time_of: Callable[[int], float] = float,
+    on_request: Callable[[Any], None] = lambda _: None,
+    on_call: Callable[[int, Any], None] = lambda *_: None,
     before_call: Callable[[int], None] = lambda _: None,
 ) -> Record:
     """Run the engine until all requests have ended, and return the fields of the last record.
@@ -581,10 +588,10 @@ def play(
     Args:
         engine: vLLM's engine with a fake model.
         workload: the requests.
-        dated: function that returns the arrival time of the request in a row.
-        asked: function called with every request.
-        called: function called after every engine call with the call's number and its outputs.
-        before_call: function called before every engine call with the call's number.
+        arrival_time_of: function that returns the arrival time of the request at a row of the workload.
+        on_request: function called with every request before the engine gets it.
+        on_call: function called after every engine call with the call's index and its outputs.
+        before_call: function called before every engine call with the call's index.
     """
     scheduler = engine.scheduler
     rows = sorted(enumerate(workload["requests"]), key=lambda item: item[1].get("arrival_step", 0))
@@ -597,15 +604,15 @@ def play(
             call = max(call, due[0][1].get("arrival_step", 0))
         while due and due[0][1].get("arrival_step", 0) <= call:
             row, request = due.popleft()
-            made = _request(row, request, dated(row))
-            asked(made)
+            made = _request(row, request, arrival_time_of(row))
+            on_request(made)
             engine.add_request(*engine.preprocess_add_request(made))
         while aborts and aborts[0][0] <= call:
             engine.abort_requests([aborts.popleft()[1]])
         before_call(call)
         before = _progress(scheduler)
         answers, _ = engine.step_fn()
-        called(call, answers)
+        on_call(call, answers)
         engine.post_step(True)
         call += 1
         calls_without_change = calls_without_change + 1 if _progress(scheduler) == before else 0

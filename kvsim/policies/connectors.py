@@ -44,19 +44,19 @@ class Exchange:
     """Ways in which one request gets KV from another server or a store, or leaves KV for another server."""
 
     remote: Remote = Remote.NONE
-    """Part of the other server in serving the request; only with Nixl."""
+    """Part that another server has in serving the request, with Nixl; `Remote.NONE` with a store."""
     stored_tokens: int = 0
-    """Number of leading tokens of the prompt that the store holds; only with a store."""
+    """Number of leading tokens of the prompt that the store holds; 0 without a store."""
     is_async: bool = True
-    """True if the KV is loaded between steps; False if the step that admits the request loads it before it computes."""
-    num_unknown: int = 0
+    """True if KV is loaded between steps; False if it is loaded at the begin of the step that admits the request."""
+    num_pending_lookups: int = 0
     """Number of lookups that the store answers with "ask again" before it answers with a number of tokens."""
     is_kept: bool = False
     """True if the blocks are kept after the end of the request, until another server has read them."""
-    bad: Sequence[int] = ()
+    failed_blocks: Sequence[int] = ()
     """Indices of the blocks that fail to load. Block 0 is the first block that the request's first load writes."""
-    rank: int = 0
-    """Order among requests whose loads fail in the same step: the one with the smallest rank ends first."""
+    fail_order: int = 0
+    """Order among requests whose loads fail in the same step: the one with the smallest number ends first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

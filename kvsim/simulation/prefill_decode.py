@@ -109,7 +109,7 @@ class Disaggregation:
         num_blocks = -(-setup.demand.prompt // setup.pool.unit_tokens)
         failed_blocks = (generator.random(len(failing)) * num_blocks).astype(np.int64)
         exchanges = [
-            Exchange(remote=Remote.HAS_PROMPT, bad=(int(block),) if fails else (), rank=row)
+            Exchange(remote=Remote.HAS_PROMPT, failed_blocks=(int(block),) if fails else (), fail_order=row)
             for row, (fails, block) in enumerate(zip(failing.tolist(), failed_blocks.tolist(), strict=True))
         ]
         return Connector(role=Role.CONSUMER, recomputes=self.recomputes, link=self.link, exchanges=exchanges)
@@ -149,7 +149,7 @@ class PrefillDecodeRun(SimulationRun):
         num_decode_ranks = apart.num_decode * apart.ranks
         prefills, decodes = apart.prefill_connector(len(setup.workload)), apart.decode_connector(setup)
         kinds = [(self._prefill_setup, prefills)] * apart.num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
-        self._bad = [exchange.bad for exchange in decodes.exchanges]
+        self._bad = [exchange.failed_blocks for exchange in decodes.exchanges]
         """Indices of the blocks that fail to load, for each request; empty for most."""
         self.locksteps = self._locksteps(apart.num_prefill + apart.num_decode)
         self._replicas = [

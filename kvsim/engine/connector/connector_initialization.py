@@ -37,7 +37,7 @@ def connector_tables(
     if link is not None:
         settings.latency_s, settings.block_s = link.latency_s, link.seconds_of(unit_bytes)
     exchanges = list(connector.exchanges) or [Exchange()] * size
-    bad = list(chain.from_iterable(exchange.bad for exchange in exchanges))
+    bad = list(chain.from_iterable(exchange.failed_blocks for exchange in exchanges))
     names = ("loads", "notices", "sends", "live", "errors")
     lists = {name: numbers(np.zeros(size, np.int64), compiled=compiled) for name in names}
     return ConnectorTables(
@@ -55,7 +55,7 @@ def connector_tables(
 
 def _transfers(connector: Connector, exchanges: list[Exchange], *, compiled: bool) -> Records[Transfer]:
     transfers = make(Transfer, len(exchanges) + 1, compiled=compiled)
-    num_bad = np.array([len(exchange.bad) for exchange in exchanges], np.int64)
+    num_bad = np.array([len(exchange.failed_blocks) for exchange in exchanges], np.int64)
     remotes = [exchange.remote for exchange in exchanges]
     reads = np.array([remote is Remote.READS for remote in remotes], np.bool_)
     fill(
@@ -65,9 +65,9 @@ def _transfers(connector: Connector, exchanges: list[Exchange], *, compiled: boo
         fetches=np.array([remote is Remote.HAS_PROMPT for remote in remotes], np.bool_),
         stored_tokens=np.array([exchange.stored_tokens for exchange in exchanges], np.int64),
         is_async=np.array([not connector.is_store or exchange.is_async for exchange in exchanges], np.bool_),
-        num_unknown=np.array([exchange.num_unknown for exchange in exchanges], np.int64),
+        num_unknown=np.array([exchange.num_pending_lookups for exchange in exchanges], np.int64),
         first_bad=np.cumsum(num_bad) - num_bad,
         num_bad=num_bad,
-        rank=np.array([exchange.rank for exchange in exchanges], np.int64),
+        rank=np.array([exchange.fail_order for exchange in exchanges], np.int64),
     )
     return transfers
