@@ -12,7 +12,7 @@ from kvsim.kv_groups.specs import check_length
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model
 from kvsim.policies import Pipeline, Static
-from kvsim.policies.releases import DEFAULT, defaults_of
+from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
 from kvsim.simulation import Machine
@@ -39,7 +39,7 @@ def machine(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     max_model_len: int | None = None,
-    vllm: str = DEFAULT,
+    vllm: str = DEFAULT_RELEASE,
     **settings: Any,
 ) -> Machine:
     """Return a machine, a GPU that serves a model, with its memory for keys and values and its step times.
@@ -150,7 +150,7 @@ def _kv_bytes(
 
 
 def machine_for(
-    given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str, vllm: str = DEFAULT
+    given: MachineLike | None, source: Recording | None, policy: AnyPolicy | str, vllm: str = DEFAULT_RELEASE
 ) -> Machine:
     """Return the machine `given`. With a name, it has the step times of the engine that runs `policy`.
 

@@ -15,7 +15,7 @@ from kvsim.fitting import Answer, Goal, Load, Search, SearchedServer, Server, SG
 from kvsim.hardware import find_gpu
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.models import find_model
-from kvsim.policies.releases import DEFAULT, defaults_of
+from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of
 from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]
@@ -61,7 +61,7 @@ def server(named: str, *, policy: str = "paged", **settings: Any) -> Server | SG
         check_block_size(model, settings.get("block_size"))
         defaults |= {
             "enable_prefix_caching": not model.recurrent_layers,
-            "gpu_memory_utilization": defaults_of(settings.get("vllm", DEFAULT)).gpu_memory_utilization,
+            "gpu_memory_utilization": defaults_of(settings.get("vllm", DEFAULT_RELEASE)).gpu_memory_utilization,
         }
     found: Server | SGLangServer = kind(gpu=find_gpu(match[2]), model=model, **defaults | settings)
     found.policy()  # checks the settings

@@ -251,10 +251,10 @@ def _figures_of_budget(budget: Budget, log: StartupLog, release: str | None) -> 
 
     If `release` is None, it is kvsim's default release.
     """
-    from kvsim.policies.releases import DEFAULT, rules_of
+    from kvsim.policies.releases import DEFAULT_RELEASE, rules_of
 
     terms = {term.label: term.size_bytes for term in budget.terms}
-    plan, longest = budget.plan, rules_of(release or DEFAULT).logs_longest
+    plan, longest = budget.plan, rules_of(release or DEFAULT_RELEASE).logs_longest
     if "blocks_override" in log.figures:
         plan = replace(plan, num_blocks=int(log.figures["blocks_override"].value))
     computed = {

@@ -84,10 +84,10 @@ def limit_notes(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[
 
     If kvsim does not know the release, the first sentence names the known release whose rules are used.
     """
-    from kvsim.policies.releases import DEFAULT, nearest_words
+    from kvsim.policies.releases import DEFAULT_RELEASE, nearest_words
 
     names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value
-    return nearest_words(flags["vllm"] or DEFAULT) + [
+    return nearest_words(flags["vllm"] or DEFAULT_RELEASE) + [
         f"{name} is {value:,}: vLLM adjusts its default of {default:,} to the other limits"
         for name, default, value in zip(names, defaults, engine_limits(flags, gpu, max_model_len), strict=True)
         if flags[name] is None and value != default
@@ -95,10 +95,10 @@ def limit_notes(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[
 
 
 def _defaults(flags: Mapping[str, Any], gpu: Gpu) -> EngineDefaults:
-    from kvsim.policies.releases import DEFAULT
+    from kvsim.policies.releases import DEFAULT_RELEASE
     from kvsim.policies.settings import EngineDefaults
 
-    return EngineDefaults.of(flags["defaults"] or "llm", gpu, flags["vllm"] or DEFAULT)
+    return EngineDefaults.of(flags["defaults"] or "llm", gpu, flags["vllm"] or DEFAULT_RELEASE)
 
 
 def caches_prefixes(flags: Mapping[str, Any], model: Model) -> bool:
@@ -131,7 +131,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     does not change the limits of the scheduler, which follow from --max-model-len.
     """
     from kvsim.policies import ContinuousSettings, Pipeline
-    from kvsim.policies.releases import DEFAULT, defaults_of
+    from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of
     from kvsim.sizing.budget import plan_budget
     from kvsim.sizing.pool_settings import PoolSettings
 
@@ -141,7 +141,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     finds = flags["max_model_len"] == AUTO_LENGTH
     longest = model.max_position_embeddings if finds else flags["max_model_len"] or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
-    release = flags["vllm"] or DEFAULT
+    release = flags["vllm"] or DEFAULT_RELEASE
     defaults = defaults_of(release)
     is_async = flags.get("async_scheduling")
     scheduler = ContinuousSettings(
@@ -174,12 +174,12 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
 
 def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
     from kvsim.policies.drafter import additions_of
-    from kvsim.policies.releases import DEFAULT
+    from kvsim.policies.releases import DEFAULT_RELEASE
     from kvsim.policies.settings import ContinuousSettings
 
     names = ("speculative_config", "enable_lora", "max_loras", "max_lora_rank")
     given = {name: flags.get(name) for name in names}
-    return additions_of(settings_from(ContinuousSettings, given, vllm=flags["vllm"] or DEFAULT), model)
+    return additions_of(settings_from(ContinuousSettings, given, vllm=flags["vllm"] or DEFAULT_RELEASE), model)
 
 
 def title_of(gpu: Gpu, model: Model) -> str:

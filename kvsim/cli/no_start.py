@@ -34,11 +34,11 @@ def changes(flags: Mapping[str, Any], gpu: Gpu, model: Model) -> list[StartingSe
 
 
 def _present(flags: Mapping[str, Any], gpu: Gpu, model: Model, longest: int) -> dict[str, Any]:
-    from kvsim.policies.releases import DEFAULT, defaults_of
+    from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of
 
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     share, quantization = flags["gpu_memory_utilization"], model.quantization
-    default = defaults_of(flags["vllm"] or DEFAULT).gpu_memory_utilization
+    default = defaults_of(flags["vllm"] or DEFAULT_RELEASE).gpu_memory_utilization
     sixteen_bits = None if gpu.fp8_dense_flops else model.dtype  # types that the GPU cannot multiply are not advised
     return {
         "gpu_memory_utilization": default if share is None else share,

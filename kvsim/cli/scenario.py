@@ -19,7 +19,7 @@ from kvsim.cli.options import settings_from
 from kvsim.cli.show import command_line
 from kvsim.cli.workload import cut_at, is_generated, workload_and_source
 from kvsim.errors import UsageError
-from kvsim.policies.releases import DEFAULT
+from kvsim.policies.releases import DEFAULT_RELEASE
 from kvsim.policies.settings import PrefixEviction
 from kvsim.setting_fields import settings_in, values_of
 
@@ -216,7 +216,7 @@ def _changed(settings: Any, flags: Mapping[str, Any], file: str) -> dict[str, An
     kind: Any = type(settings)
     # Defaults depend on the release, which the file may state.
     values = values_of(settings)
-    release = {"vllm": values["vllm"]} if values.get("vllm", DEFAULT) != DEFAULT else {}
+    release = {"vllm": values["vllm"]} if values.get("vllm", DEFAULT_RELEASE) != DEFAULT_RELEASE else {}
     defaults = kind(**release)
     changed = release | {name: value for name, value in values.items() if value != getattr(defaults, name)}
     for each in settings_in(kind):

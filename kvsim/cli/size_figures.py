@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.cli.size_sleep import asleep_of
 from kvsim.display.text import plural
 from kvsim.errors import UsageError
-from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.policies.releases import DEFAULT_RELEASE, rules_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,7 +25,7 @@ _OF_MODEL = (
 
 def release_of(flags: Mapping[str, Any]) -> str:
     """Return the release of vLLM that --vllm names, or the default."""
-    release: str = flags["vllm"] or DEFAULT
+    release: str = flags["vllm"] or DEFAULT_RELEASE
     return release
 
 

@@ -42,7 +42,10 @@ def encoding_of(settings: Mapping[str, Any], inputs: Sequence[Sequence[ImageInpu
     if type(compute) is not int or type(cache) is not int or min(compute, cache) < 1:
         raise WorkloadError(f"{where}: mm should have compute and cache, each a number of embeddings.")
     return Encoding(
-        compute_tokens=compute, cache_tokens=cache, is_whole=bool(settings.get("whole", False)), inputs=inputs
+        compute_embeddings=compute,
+        cache_embeddings=cache,
+        is_whole=bool(settings.get("whole", False)),
+        inputs=inputs,
     )
 
 

@@ -40,8 +40,8 @@ def encoding_of(recording: Recording) -> Encoding | None:
             "engine.encoder_compute_tokens and engine.encoder_cache_tokens."
         )
     return Encoding(
-        compute_tokens=int(engine["encoder_compute_tokens"]),
-        cache_tokens=int(engine["encoder_cache_tokens"]),
+        compute_embeddings=int(engine["encoder_compute_tokens"]),
+        cache_embeddings=int(engine["encoder_cache_tokens"]),
         is_whole=bool(engine.get("disable_chunked_mm_input", False)),
         inputs=_inputs(images, len(recording.requests)),
     )

@@ -146,7 +146,7 @@ def encoder_cache(
     runs = [run for each in flat for run in each.runs]
     num_runs = np.array([len(each.runs) for each in flat], np.int64)
     state = make_one(EncoderState, compiled=compiled)
-    state.num_free = state.num_reclaimable = encoding.cache_tokens if encoding is not None else 0
+    state.num_free = state.num_reclaimable = encoding.cache_embeddings if encoding is not None else 0
     inputs = make(EncoderInput, len(flat) + 1, compiled=compiled)
     images = make(EncodedImage, len(contents) + 1, compiled=compiled)
     fill(

@@ -130,8 +130,8 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
     """Return the settings of the encoder and its cache."""
     rules = rules_of(policy.scheduler.vllm)
     return {
-        "encoder_tokens": encoding.compute_tokens,
-        "encoder_cache_tokens": encoding.cache_tokens,
+        "encoder_tokens": encoding.compute_embeddings,
+        "encoder_cache_tokens": encoding.cache_embeddings,
         "keeps_images_whole": encoding.is_whole,
         "aligns_before_images": rules.aligns_before_images,
         "images_wait": rules.images_wait,

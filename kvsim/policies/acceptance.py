@@ -14,7 +14,7 @@ from kvsim.errors import UsageError, shortened
 
 
 def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
-    """Return acceptance rates by position as floats. `name` is the name of the setting in errors.
+    """Return the acceptance rates by position as floats. `name` names the setting in errors.
 
     Raises:
         UsageError: a rate is no share between 0 and 1, or rates rise.

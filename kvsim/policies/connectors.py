@@ -91,7 +91,10 @@ class KvLink:
         check_settings(self)
 
     def seconds_of(self, num_bytes: int) -> float:
-        """Return the seconds that a load of `num_bytes` takes over its share of the link, without `latency_s`."""
+        """Return the seconds of a load of `num_bytes` over one of `num_transfers` equal shares of the link.
+
+        `latency_s` is not included.
+        """
         return num_bytes * self.num_transfers / (self.gb_per_s * 1e9)
 
 
@@ -107,7 +110,7 @@ class Connector:
     link: KvLink | None = None
     """Link that determines how long loads take; None if the caller decides when each load ends."""
     backoff_tokens: int = 0
-    """Number of tokens at the end of a prompt that are always computed here, even if their KV could be loaded."""
+    """Number of tokens at the end of a prompt that this server always computes, even if their KV could be loaded."""
     exchanges: Sequence[Exchange] = field(default=(), repr=False)
     """Exchange of KV for each request, in the order of the workload; empty if all are `Exchange()`."""
 
@@ -132,7 +135,10 @@ class Connector:
 
 
 def refuse_with_connector(policy: Paged, where: str) -> None:
-    """Refuse settings that do not go with a KV connector. The error says "... is not modelled {where}"."""
+    """Raise a `UsageError` if `policy` has settings that kvsim does not simulate with a KV connector.
+
+    The error says "... is not modelled {where}".
+    """
     for name, value in (
         ("--kv-offloading-size", policy.cache.kv_offloading_size),
         ("--swap-gib", policy.cache.swap_gib),

@@ -50,7 +50,7 @@ class ServedRequest(Protocol):
 
     @property
     def known_tokens(self) -> int:
-        """Number of tokens of the prompt and of the output that is known now."""
+        """Number of tokens that are known now: those of the prompt, and those of the output until now."""
 
     @property
     def computed_tokens(self) -> int:
@@ -106,11 +106,11 @@ class CachedBlock(Protocol):
 
     @property
     def num_hits(self) -> int:
-        """Number of admitted requests that hit the block."""
+        """Number of admitted requests that have hit the block since it was cached."""
 
     @property
     def tokens_below(self) -> int:
-        """Number of tokens in the cached blocks that continue this block's prefix, and need it to be hit."""
+        """Number of tokens in the cached blocks that continue this block's prefix, and are hit only after it."""
 
 
 class Candidates(Sequence[CachedBlock]):
@@ -120,15 +120,16 @@ class Candidates(Sequence[CachedBlock]):
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return the attribute `name` of all blocks, in their order: an array of integers, or of floats for times.
 
-        `name` is `unit`, `key`, `end_tokens`, `cached_s`, `last_used_s`, `num_hits` or `tokens_below`. A rule that uses
-        arrays takes microseconds, a loop over the blocks hundreds of microseconds. The arrays may be passed to
+        `name` is `unit`, `key`, `end_tokens`, `cached_s`, `last_used_s`, `num_hits` or `tokens_below`. Arithmetic on
+        arrays takes microseconds, but a loop over the blocks hundreds of microseconds. The arrays may be passed to
         functions compiled with numba.
         """
 
 
 class StepInMaking(Protocol):
-    """The step being scheduled: the queues, the free memory, and the actions that a policy may take. A request is the
-    same Python object in all steps of a run.
+    """The step being scheduled: the queues, the free memory, and the actions that a policy may take.
+
+    A request is the same Python object in all steps of a run.
     """
 
     @property
@@ -149,7 +150,7 @@ class StepInMaking(Protocol):
 
     @property
     def num_free_units(self) -> int:
-        """Number of units of the pool that can be allocated, with those in the prefix cache."""
+        """Number of units of the pool that can be allocated, including free units in the prefix cache."""
 
     @property
     def tokens_left(self) -> int:
@@ -158,14 +159,15 @@ class StepInMaking(Protocol):
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
         """Return the duration of this step in seconds if it also computed `tokens[request]` tokens of each request.
 
-        It lasts from the beginning of the step to its outputs, by the step times of the run. The slowdown of a GPU at
-        its power limit is left out, and steps are assumed not to overlap. Nothing is allocated, so the requests need
-        not fit.
+        None: of the step with the tokens that are scheduled until now. The duration lasts from the beginning of the
+        step to its outputs, by the step times of the run. The slowdown of a GPU at its power limit is left out, and
+        steps are assumed not to overlap. Nothing is allocated, so the requests need not fit.
         """
 
     def serve_running(self) -> None:
-        """Schedule the next tokens of every running request by vLLM's rule, in order of admission. If the pool has no
-        free unit, `CustomPolicy.victim` chooses the request to preempt.
+        """Schedule the next tokens of every running request by vLLM's rule, in order of admission.
+
+        If the pool has no free unit, `CustomPolicy.victim` chooses the request to preempt.
         """
 
     def admit_waiting(self) -> None:
@@ -186,7 +188,11 @@ class StepInMaking(Protocol):
         """
 
     def preempt(self, request: ServedRequest) -> None:
-        """Free the memory of a running request and queue it again; it will compute its tokens once more."""
+        """Free the memory of a running request, and return the request to the head of the waiting queue.
+
+        With priorities, it returns to its place in their order. It then computes its tokens again, except for prefix
+        hits.
+        """
 
 
 class Allocator(Protocol):
@@ -197,19 +203,19 @@ class Allocator(Protocol):
     """
 
     def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
-        """Return the units to append to the table of `request`, so that the table has room for at least `num_tokens`
-        tokens.
+        """Return the units to append to the table of `request`, so that it has room for at least `num_tokens` tokens.
 
         A unit is a number from 0 to `num_units - 1` that is in no table. Return None, and change nothing, if there is
         no room.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> None:
-        """Free `units`, which are the whole table of `request` in the order of its tokens."""
+        """Free `units`, the whole table of `request`. The units are in the order of the request's tokens."""
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002  an allocator that fragments looks at it
-        """Return the number of free units in pieces that are too small for `request`, the head of the queue. These
-        units count as external fragmentation. The default is 0, because any unit may serve any request.
+        """Return the number of free units in pieces that are too small for `request`, the head of the queue.
+
+        These units count as external fragmentation. The default is 0, because any unit may serve any request.
         """
         return 0
 
@@ -230,22 +236,23 @@ class SharingAllocator(Protocol):
         """
 
     def allocate(self, request: ServedRequest, num_tokens: int, found: Sequence[int] = ()) -> Iterable[int] | None:
-        """Return the units to append to the table of `request`, so that the table has room for at least `num_tokens`
-        tokens.
+        """Return the units to append to the table of `request`, so that it has room for at least `num_tokens` tokens.
 
-        When the request is admitted, `found` has the units that `find_prefix` returned. They are in the table already,
-        so mark them as used, and return only further units. A unit is a number from 0 to `num_units - 1` that is in no
-        table. Return None, and change nothing, if there is no room.
+        When the request is admitted, `found` has the units that `find_prefix` returned; later, it is empty. The units
+        in `found` are in the table already, so mark them as used, and return only further units. A unit is a number
+        from 0 to `num_units - 1` that is in no table. Return None, and change nothing, if there is no room.
         """
 
     def cache(self, request: ServedRequest, unit: int, key: int) -> None:
-        """Record that `unit`, in the table of `request`, holds the prefix with this key. It is called when the step
-        that fills the unit is scheduled, so other requests of this step may share the unit.
+        """Record that `unit`, in the table of `request`, holds the prefix with this key.
+
+        It is called when the step that fills the unit is scheduled, so other requests of this step may share the unit.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> Iterable[int]:
-        """Free the units of `request` that are in no other table, in the order of its tokens. Return the units that
-        stay in the prefix cache. They are counted as cached until `allocate` returns them again.
+        """Free `units`, those units of `request` that are in no other table, in the order of its tokens.
+
+        Return the units that stay in the prefix cache. They are counted as cached until `allocate` returns them again.
         """
 
     def unusable_units(self, request: ServedRequest) -> int:  # noqa: ARG002
@@ -258,8 +265,9 @@ AnyAllocator: TypeAlias = Allocator | SharingAllocator
 
 @runtime_checkable
 class CustomPolicy(Protocol):
-    """A policy in Python. Inherit from this class and override hooks; the others follow vLLM's rules. An instance may
-    keep state between calls. Use a new instance for every run.
+    """A policy in Python. Inherit from this class and override hooks. Other hooks follow vLLM's rules.
+
+    An instance may keep state between calls. Use a new instance for every run.
     """
 
     name: str = "own"
@@ -267,17 +275,23 @@ class CustomPolicy(Protocol):
     scheduler: ContinuousSettings = ContinuousSettings()
     """Limits of a step, and the order of the queue."""
     cache: PagedSettings = PagedSettings()
-    """Settings of vLLM's cache. With a custom allocator only `block_size` has an effect: the tokens of a unit."""
+    """Settings of vLLM's cache. With a custom allocator, `block_size` is the number of tokens in a unit.
+
+    With a `SharingAllocator`, `enable_prefix_caching` also has an effect. All others have none with an allocator.
+    """
     source: str = ""
     """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""
     allocator: Callable[[int, int], AnyAllocator] | None = None
-    """Class or function that makes the allocator of a run; None for vLLM's cache. Its arguments are the number of units
-    in the pool, and the number of tokens in a unit. In the body of a class, a function must be a `staticmethod`.
+    """Class or function that makes the allocator of a run; None for vLLM's cache.
+
+    Its arguments are the number of units in the pool, and the number of tokens in a unit. In the body of a class, a
+    function must be a `staticmethod`.
     """
 
     def admit(self, step: StepInMaking) -> ServedRequest | None:
-        """Return the request of `step.waiting` to admit next; None to admit no more requests in this step. There is at
-        least one waiting request. If the returned request does not fit, the step admits no more requests.
+        """Return the request of `step.waiting` to admit next; None to admit no more requests in this step.
+
+        There is at least one waiting request. If the returned request does not fit, the step admits no more requests.
         """
         return step.waiting[0]
 
@@ -289,9 +303,9 @@ class CustomPolicy(Protocol):
         """Return the block of `candidates` to evict from the prefix cache, or a list of blocks in order of eviction.
 
         It is called when a request needs a block and the next block of the free queue is in the prefix cache, but not
-        if the policy has an allocator. `candidates` are all free blocks in the prefix cache, the least recently freed
-        first; vLLM evicts the first. From a list, the step evicts one block after the other without another call, as
-        long as they are free.
+        if the policy has an allocator. `candidates` has all free blocks in the prefix cache, the least recently freed
+        first; vLLM evicts the first. If the result is a list, the step evicts one block after the other without another
+        call, as long as they are free.
 
         Reading `candidates[0]` costs nothing. The cost of `candidates.column("num_hits")`, and of a loop, grows with
         the pool; `eviction_rank` avoids this cost.
@@ -339,8 +353,7 @@ def is_policy_file(text: str) -> bool:
 
 
 def policy_from_file(text: str) -> CustomPolicy:
-    """Return an instance of the policy class that FILE.py:CLASS names. FILE.py is enough if the file has a single
-    policy.
+    """Return an instance of the policy class that `text` names: FILE.py:CLASS, or FILE.py if it has only one policy.
 
     Raises:
         UsageError: the file cannot be run, or has no such policy.
@@ -394,10 +407,10 @@ def shares_prefixes(allocator: object) -> bool:
 
 
 def check_hooks(policy: CustomPolicy) -> None:
-    """Refuse a policy with an attribute of a wrong type, and one with an attribute or method that is never used.
+    """Raise a `UsageError` if the policy has an attribute of a wrong type, or an attribute or method without effect.
 
-    A method of the policy or of its allocator is never called if its name is misspelt. A name counts as misspelt if it
-    is close to that of a method that kvsim calls.
+    The methods of its allocator are checked, too. A method has no effect if its name is misspelt: close to that of a
+    method that kvsim calls, which the class does not define. An attribute has no effect if it is in `_DERIVED`.
     """
     _check_names(type(policy), (CustomPolicy,))
     _check_attributes(policy)
@@ -427,8 +440,9 @@ def check_allocator_names(kind: type) -> None:
 
 
 def _check_names(kind: type, protocols: Sequence[type]) -> None:
-    """Refuse a class with a method, its own or inherited, whose name is close to that of a method of `protocols`. If
-    the class also has the method of `protocols`, the one with the close name is accepted as a helper.
+    """Raise a `UsageError` if a class has or inherits a method whose name is close to a method of `protocols`.
+
+    The close name is accepted if the class also defines the method of `protocols`.
     """
     hooks = {name: protocol for protocol in protocols for name in dir(protocol) if not name.startswith("_")}
     # Defaults inherited from a protocol do not count: a misspelt override leaves them in place.

@@ -12,23 +12,30 @@ from typing import Self
 from kvsim.policies.releases import rules_of
 
 _WAITING_WEIGHT = 4
-"""Weight of a waiting request relative to a running one, in the score of older releases."""
+"""Weight of a waiting request relative to a running one, in the score before vLLM 0.27."""
 _PRESSURE_WEIGHT, _FREE_USAGE = 6.0, 0.5
-"""Weight of a waiting request in the score of newer releases: 6 times the part of the pool usage (0 to 1) above 0.5."""
+"""Factor and threshold of the score from vLLM 0.27 on.
+
+Each waiting request adds the part of the pool usage (0 to 1) above the threshold, multiplied by the factor.
+"""
 COUNTS_EVERY_S = 0.1
 """Seconds between two reports of the coordinator while loads change. The value is vLLM's."""
 
 
 def steps_between_syncs(release: str) -> int:
-    """Return the number of steps after which ranks that share experts check again whether any rank has requests. It is
-    16 in vLLM 0.33 and 32 in 0.25.1. That the number changed in the same release as the balancing is an assumption.
+    """Return the number of steps after which ranks that share experts check again whether any rank has requests.
+
+    It is 16 in vLLM 0.33 and 32 in 0.25.1. It is assumed to have changed together with the balancing, in 0.27.
     """
     return 16 if rules_of(release).balances_own else 32
 
 
 @dataclass(slots=True)
 class RankLoad:
-    """Load of a rank by the coordinator's last report, plus the requests that this front end has sent to it since."""
+    """Load of a rank by the coordinator's last report, plus the requests that this front end has sent to it since.
+
+    Each of these requests counts `num_clients` times, as if all front ends had sent one.
+    """
 
     num_waiting: float = 0
     num_running: float = 0
@@ -44,15 +51,15 @@ class RankBalancer:
     num_clients: int = 1
     """Number of front ends that send to the same ranks."""
     start: int = 0
-    """Rank that is compared first, and so wins among equal scores. Every choice moves it on by one."""
+    """Rank that is compared first, and so is chosen among equal scores. Every choice moves it on by one."""
     counts_own: bool = True
-    """True if the score depends on this front end's unanswered requests and on the pool usage, as in newer releases."""
+    """True if the score depends on this front end's unanswered requests and on the pool usage, as from vLLM 0.27 on."""
     in_flight: list[int] = field(default_factory=list)
-    """Number of unanswered requests of this front end on each rank."""
+    """Number of unanswered requests of this front end on each rank; always 0 without `counts_own`."""
 
     @classmethod
     def of(cls, release: str, num_ranks: int, *, num_clients: int = 1, client: int = 0) -> Self:
-        """Return front end number `client` of `num_clients`, without any report of the `num_ranks` ranks yet."""
+        """Return the front end with index `client` (from 0) of `num_clients`, without any report of the ranks yet."""
         return cls(
             loads=[RankLoad() for _ in range(num_ranks)],
             num_clients=num_clients,
@@ -62,7 +69,10 @@ class RankBalancer:
         )
 
     def choose(self, rank: int | None = None) -> int:
-        """Choose the rank of the next request (`rank`, if given), count the request there, and return it."""
+        """Choose the rank of the next request, count the request there, and return the rank.
+
+        If `rank` is given, it is the rank that is chosen.
+        """
         if rank is None:
             size = len(self.loads)
             rank = min(((self.start + offset) % size for offset in range(size)), key=self._score)

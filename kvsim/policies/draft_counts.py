@@ -31,11 +31,14 @@ _MOST_FILE_BYTES = 1 << 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftCounts:
-    """Numbers of drafts for each request, in cyclic lists. After `k` output tokens, a request uses `values[first + k %
-    length]`. The lists of several requests may overlap.
+    """Numbers of drafts for each request, in cyclic lists.
+
+    When request i has k output tokens, it uses `values[first[i] + k % lengths[i]]`. The lists of several requests may
+    overlap.
     """
 
     values: npt.NDArray[np.int64]
+    """Entries of all lists."""
     first: npt.NDArray[np.int64]
     """Index in `values` at which the list of each request begins: int64[num_requests]."""
     lengths: npt.NDArray[np.int64]
@@ -50,8 +53,10 @@ class DraftCounts:
 
     @classmethod
     def draw(cls, rates: Sequence[float], seed: int, rows: range) -> Self:
-        """Draw the numbers of accepted drafts of the requests in `rows` of a workload. `rates[i]` is the share of steps
-        that accept draft `i` and all drafts before it, as in `rates_of`. Equal seeds give equal numbers.
+        """Draw the numbers of accepted drafts of the requests in `rows` of a workload.
+
+        `rates[i]` is the share of steps that accept draft `i` and all drafts before it, as in `rates_of`. Equal seeds
+        give equal numbers.
         """
         # One uniform number decides a whole step: it accepts the drafts whose rate is above the number. Rates never
         # rise from position to position, so these are the first drafts, without a gap.
@@ -65,7 +70,7 @@ class DraftCounts:
         return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
 
     def repeated(self, rows: range) -> Self:
-        """Return lists for the requests in `rows` of a workload. Of `n` lists, request `row` gets list `row % n`."""
+        """Return lists for the requests in `rows` of a workload: request `row` gets list `row % n` of the n lists."""
         chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)
         return type(self)(values=self.values, first=self.first[chosen], lengths=self.lengths[chosen])
 
@@ -73,9 +78,10 @@ class DraftCounts:
 def read_draft_counts(path: Path) -> tuple[DraftCounts, DraftCounts]:
     """Read the numbers of accepted and of proposed drafts from a file.
 
-    Each line is for one request. Its entries are for the steps in which the request has 0, 1, 2, ... output tokens: the
-    number of accepted drafts, or `accepted/proposed`. Entries are separated by spaces or commas; `#` begins a comment.
-    The lines repeat if there are more requests, and the entries of a line if the request has more output tokens.
+    Each line is for one request. Its entries are for the steps before which the request has 0, 1, 2, ... output tokens.
+    An entry is the number of accepted drafts, or `accepted/proposed`. Entries are separated by spaces or commas; `#`
+    begins a comment. The lines repeat if there are more requests, and the entries of a line if the request has more
+    output tokens.
 
     Raises:
         WorkloadError: the file cannot be read or has no numbers, or a number is impossible; the message names the line.
@@ -120,9 +126,9 @@ def draft_counts_of(
 ) -> tuple[DraftCounts, DraftCounts]:
     """Return the numbers of accepted and of proposed drafts for the requests in `rows` of a workload.
 
-    `acceptance` is the setting: a rate, rates by position, or a file. If there are `synthetic_rates`, with which vLLM
-    itself draws accepted drafts, they replace `acceptance`. `num_tokens` is the number of drafts for each request and
-    step.
+    `acceptance` is the setting: a rate, rates by position, or a file. If `synthetic_rates` is not empty, vLLM itself
+    draws accepted drafts with these rates, so they replace `acceptance`. `num_tokens` is the number of drafts for each
+    request and step.
     """
     rates = synthetic_rates or rates_of(acceptance, num_tokens)
     if rates is not None:

@@ -19,7 +19,7 @@ _EAGLE3_VOCABULARY = 32_000
 
 
 def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
-    """Return the arguments of `plan_budget` that follow from speculative decoding and from adapters (LoRA).
+    """Return the arguments of `plan_budget` that follow from speculative decoding and from adapters (LoRA), by name.
 
     Raises:
         UsageError: the draft model is not known.
@@ -33,11 +33,10 @@ def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
 
 
 def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:
-    """Return the draft layers of `config` for `model`; None if there are none, because drafts are copied from earlier
-    tokens.
+    """Return the draft layers of `config` for `model`; None if drafts are copied from earlier tokens instead.
 
     Raises:
-        UsageError: the draft model is not known, or its layers are not of plain attention.
+        UsageError: the draft model is not known, or has MLA or recurrent layers.
     """
     if config.looks_up:
         return None

@@ -28,23 +28,25 @@ class Drafts:
     lookahead_tokens: int = 0
     """Number of slots that every request holds after the slot of its last token."""
     step_tokens: int = 0
-    """Number of tokens of the step's budget that drafting itself takes for each request."""
+    """Number of tokens of the step's budget (`max_num_batched_tokens`) that drafting itself takes for each request."""
     ahead_tokens: int = 0
     """Number of tokens after the end of a block that the prefix key of the block also covers."""
     prompt_ahead_tokens: int = 0
-    """Number of prompt tokens that the draft layers read after the chunk that a step computes."""
+    """Number of prompt tokens that the draft layers read after the end of the chunk that a step computes."""
     drops_last_hit: bool = False
     """True if the last block of every prefix hit is computed again, because the draft layers need its hidden states."""
     limits_running: bool = False
     """True if fewer requests may run, so that a step has room for the `lookahead_tokens` of each request."""
     by_batch: Sequence[tuple[int, int, int]] = ()
-    """Entries (from, to, tokens): after a step of `from` to `to` requests, `tokens` tokens are drafted for each
-    request. Empty if `num_tokens` are drafted after every step.
+    """Entries (first, last, tokens): after a step of `first` to `last` requests, inclusive, each gets `tokens` drafts.
+
+    Between two ranges and beyond the last one, the range before applies. Empty: each request always gets `num_tokens`
+    drafts.
     """
     accepted: DraftCounts
-    """Lists of the numbers of accepted drafts of each request. A request without a list accepts all drafts."""
+    """For each request, a list of numbers of accepted drafts. A request with an empty list accepts all drafts."""
     proposed: DraftCounts
-    """Lists of the numbers of proposed drafts of each request. A request without a list gets the maximum."""
+    """For each request, a list of numbers of proposed drafts. A request with an empty list gets the maximum."""
 
     @classmethod
     def of(
@@ -57,8 +59,9 @@ class Drafts:
         proposed: DraftCounts,
         has_connector: bool = False,
     ) -> Self:
-        """Return how drafting with `config` changes the scheduler and the cache in a release of vLLM. The prefix key of
-        a block may then also cover tokens after the block (`ahead_tokens`), but not with a KV connector.
+        """Return the effects of drafting with `config` in a release of vLLM.
+
+        With a KV connector, the prefix key of a block covers no tokens after the block (`ahead_tokens` is 0).
         """
         check_feature(release, "speculative decoding")
         if has_connector:
@@ -80,11 +83,10 @@ class Drafts:
         )
 
     def check_groups(self, layout: KVCacheLayout | None) -> None:
-        """Refuse a model with these KV-cache groups if kvsim does not know which blocks of a hit drafting computes
-        again.
+        """Check that kvsim knows which blocks of a prefix hit are computed again for drafts, in these KV-cache groups.
 
         Raises:
-            UsageError: the groups are refused.
+            UsageError: kvsim does not know them.
         """
         if layout is None or layout.is_uniform or not self.drops_last_hit:
             return
@@ -96,8 +98,9 @@ class Drafts:
             )
 
     def numbers_by_batch(self, most: int) -> list[int]:
-        """Return the number of tokens drafted for each request after a step of `size` requests, for each size from 0 to
-        `most`. The list is empty without `by_batch`.
+        """Return, for i from 0 to `most`, the number of tokens drafted for each request after a step of i requests.
+
+        The list is empty without `by_batch`.
         """
         if not self.by_batch:
             return []

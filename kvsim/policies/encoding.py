@@ -14,13 +14,16 @@ class ImageInput:
     """One image at one place of a prompt."""
 
     content: int | str
-    """Number or name of the image. Equal images have equal numbers or names."""
+    """Name of the image in an oracle's workload, else number of the image. Equal images have equal values."""
     offset: int
     """Number of prompt tokens before the image."""
     length: int
     """Number of prompt tokens of the image."""
     embedded: tuple[tuple[int, int], ...] = ()
-    """Ranges (first token, number of tokens) of the image that take an encoder output; empty if all do."""
+    """Ranges (first, number) of the image's tokens that take an encoder output; empty if all tokens do.
+
+    `first` counts from the image's first token.
+    """
 
     @property
     def end(self) -> int:
@@ -29,7 +32,7 @@ class ImageInput:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Ranges (first token, number of tokens) of the image that take an encoder output."""
+        """Ranges (first, number) of the image's tokens that take an encoder output; see `embedded`."""
         return self.embedded or ((0, self.length),)
 
     @property
@@ -42,9 +45,9 @@ class ImageInput:
 class Encoding:
     """Images of a workload, and limits of the encoder. Sizes are numbers of encoder outputs (embeddings)."""
 
-    compute_tokens: int
+    compute_embeddings: int
     """Largest number of encoder outputs that one step computes."""
-    cache_tokens: int
+    cache_embeddings: int
     """Number of encoder outputs for which the encoder cache has room."""
     is_whole: bool = False
     """True if all tokens of an image are computed in the same step (vLLM's `disable_chunked_mm_input`)."""
@@ -52,15 +55,15 @@ class Encoding:
     """Images of each request, in order of their positions."""
 
     def check(self, release: str) -> None:
-        """Refuse images that kvsim cannot simulate in a release.
+        """Check that kvsim can simulate the images in a release.
 
         Raises:
             UsageError: kvsim does not know the release's rules, or an image is too large for a step or for the cache.
         """
         check_images(release)
         largest = max((each.num_embeddings for row in self.inputs for each in row), default=0)
-        if largest > min(self.compute_tokens, self.cache_tokens):
+        if largest > min(self.compute_embeddings, self.cache_embeddings):
             raise UsageError(
-                f"an image of {largest:,} embeddings never fits: a step computes {self.compute_tokens:,}, and the "
-                f"encoder cache holds {self.cache_tokens:,}."
+                f"an image of {largest:,} embeddings never fits: a step computes {self.compute_embeddings:,}, and "
+                f"the encoder cache holds {self.cache_embeddings:,}."
             )

@@ -118,8 +118,9 @@ def most_running(policy: AnyPolicy) -> int:
 
 
 def limited(policy: AnyPolicy, max_model_len: int, defaults: EngineDefaults) -> Policy:
-    """Return the built-in policy that `policy` is, or is based on, with all limits set. A limit that `policy` leaves
-    out becomes the model's `max_model_len`, or vLLM's default for the GPU in `defaults`.
+    """Return the built-in policy that `policy` is, or is based on, with all limits set.
+
+    A limit that `policy` leaves out becomes the model's `max_model_len`, or vLLM's default for the GPU in `defaults`.
     """
     base: Any = base_of(policy)
     if isinstance(base, Radix):

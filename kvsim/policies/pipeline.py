@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
-from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.policies.releases import DEFAULT_RELEASE, rules_of
 
 if TYPE_CHECKING:
     from kvsim.models import Model
@@ -36,8 +36,11 @@ class Pipeline:
             raise UsageError(f"pipeline_parallel_size should be at least 1, not {self.pipeline_parallel_size}.")
 
     @classmethod
-    def of(cls, model: Model, release: str = DEFAULT) -> Pipeline:
-        """Return the pipeline in which vLLM serves `model`, unless an environment variable changes it."""
+    def of(cls, model: Model, release: str = DEFAULT_RELEASE) -> Pipeline:
+        """Return the pipeline in which vLLM serves `model`.
+
+        The environment variable `VLLM_USE_V2_MODEL_RUNNER` is assumed to be unset.
+        """
         has_experts = model.num_experts > 0 and model.architecture not in _V2_EXPERTS
         return cls(
             pipeline_parallel_size=model.pipeline_parallel_size,
@@ -52,19 +55,20 @@ class Pipeline:
         return size
 
     def max_in_flight_tokens(self, scheduler: ContinuousSettings) -> int:
-        """Return the number of tokens for which a sliding window holds blocks beyond its own size. These are the tokens
-        of one step or, in newer releases, of all steps in flight.
+        """Return the number of tokens for which a sliding window holds blocks in addition to its own tokens.
+
+        These are the tokens of one step or, from vLLM 0.26 on, of all steps in flight.
         """
         waits = rules_of(scheduler.vllm).windows_wait
         steps = self.most_in_flight(async_scheduling=scheduler.async_scheduling) if waits else 1
         return steps * scheduler.max_num_batched_tokens
 
     def decode_interval(self, *, async_scheduling: bool) -> int:
-        """Return the number of steps from one decode of a sequence to its next one. Empty steps count."""
+        """Return the number of steps from one decode of a sequence to its next one. Steps without tokens count."""
         return self.pipeline_parallel_size if async_scheduling and self.v2_model_runner else 1
 
     def tokens_ahead(self, *, async_scheduling: bool) -> int:
-        """Return the largest number of tokens that a sequence computes in vain, because its end is seen late.
+        """Return the largest number of tokens that a sequence computes after its end, because its end is seen late.
 
         vLLM knows in advance that a sequence reaches its limit only if at most one of its tokens is in flight.
         """
@@ -74,7 +78,10 @@ class Pipeline:
         return -(-self.most_in_flight(async_scheduling=True) // interval) - 1
 
     def feedback(self, *, async_scheduling: bool) -> int:
-        """Return how many steps earlier the step is scheduled whose tokens a step needs; 0 if it needs none."""
+        """Return k such that a step needs the output tokens of the step scheduled k steps before it.
+
+        0 means that it needs none: with one stage, or without asynchronous scheduling.
+        """
         if self.pipeline_parallel_size == 1 or not async_scheduling:
             return 0
         return self.decode_interval(async_scheduling=True)

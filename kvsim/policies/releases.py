@@ -26,8 +26,9 @@ class ReusedFirst(Enum):
 
 
 class Junction(Enum):
-    """Treatment of a prefix that all groups but the recurrent ones have cached. A request computes such a prefix again.
-    The token at which the prefix ends is the junction.
+    """Treatment of a prefix that all groups but the recurrent ones have cached.
+
+    A request computes such a prefix again. The token at which the prefix ends is the junction.
     """
 
     UNUSED = "Steps do not end at junctions."
@@ -62,23 +63,23 @@ class SecondKey(Enum):
 
 
 def _changes(*changes: tuple[str, Any, str]) -> dict[str, Any]:
-    """Return the metadata of a field: for each change the release, the new value, and the new rule."""
+    """Return the metadata of a field. Each change is (release, new value, sentence about the new rule)."""
     return {"changes": changes}
 
 
 def _members(members: dict[str, Enum]) -> dict[str, Any]:
-    """Return the metadata of an enumeration field. `members` has its new values by the changing release."""
+    """Return the metadata of an enumeration field. `members` has the field's new values, by the changing release."""
     return _changes(*((since, member, str(member.value)) for since, member in members.items()))
 
 
 def _since(release: str, rule: str) -> Any:
-    """Declare a rule that applies from `release` on."""
+    """Declare a field that is True from `release` on. `rule` is a sentence about the rule that applies then."""
     return field(default=False, metadata=_changes((release, True, rule)))
 
 
-def _until(release: str, rule: str) -> Any:
-    """Declare a rule that applied until `release` replaced it by `rule`."""
-    return field(default=True, metadata=_changes((release, False, rule)))
+def _until(release: str, new_rule: str) -> Any:
+    """Declare a field that is False from `release` on. `new_rule` is a sentence about the rule that applies then."""
+    return field(default=True, metadata=_changes((release, False, new_rule)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +104,9 @@ class Defaults:
             ("0.30.0", 0, "Windows and states are kept for hits only at the last boundary of each prompt.")
         ),
     )
-    """Number of tokens between the boundaries at which windows and states are kept for prefix hits. None keeps them at
-    all boundaries, 0 only at the last boundary of each prompt.
+    """Distance in tokens between the boundaries at which windows and states are kept for prefix hits.
+
+    None: they are kept at all boundaries. 0: only at the last boundary of each prompt.
     """
 
 
@@ -326,14 +328,14 @@ def _all_changes() -> tuple[Change, ...]:
 OLDEST, NEWEST = "0.12.0", "0.33.0"
 OLDEST_WITH_GROUPS, OLDEST_WITH_STAGES = "0.18.0", "0.20.0"
 """Oldest releases whose rules are known for layers of several kinds and for pipelines, in this order."""
-OFFLOAD = "0.25.1"
+OFFLOAD_RELEASE = "0.25.1"
 """Release whose native offload is known; other patches of this minor release have the same rules."""
-VERIFIED = ((0, 25), (0, 33))
+FEATURE_RELEASES = ((0, 25), (0, 33))
 """Releases, as (major, minor), whose speculative decoding and KV connectors are known. All others are refused."""
 OLDEST_WITH_IMAGES = "0.20.0"
 """Oldest release whose encoder cache is known."""
-DEFAULT = NEWEST
-"""Release that is simulated unless another is named."""
+DEFAULT_RELEASE = NEWEST
+"""Release that is simulated if none is named."""
 UNSTATED = "0.25.1"
 """Release of a recording or an oracle's answer that states none: older kvsim versions knew only this one."""
 _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
@@ -353,11 +355,11 @@ def number_of(release: str) -> tuple[int, int, int]:
 
 
 CHANGES = _all_changes()
-"""Changes in order of the releases; a later change overrides an earlier one of the same field."""
+"""All changes in order of the releases. A later change overrides an earlier one of the same field."""
 
 
 def is_known(release: str) -> bool:
-    """Tell whether a release is between the oldest and the newest known one. All patches of the newest count."""
+    """Tell whether a release is between the oldest and the newest known one. All patches of the newest are known."""
     return number_of(OLDEST) <= number_of(release) and number_of(release)[:2] <= number_of(NEWEST)[:2]
 
 
@@ -404,9 +406,9 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
 
 
 def check_feature(release: str, feature: str) -> None:
-    """Raise a `UsageError` if a release is not in `VERIFIED`. `feature` names what needs it, such as KV connectors."""
-    if number_of(release)[:2] not in VERIFIED:
-        known = " and ".join(f"{major}.{minor}" for major, minor in VERIFIED)
+    """Raise a `UsageError` if a release is not in `FEATURE_RELEASES`. The error names `feature`: "KV connectors"."""
+    if number_of(release)[:2] not in FEATURE_RELEASES:
+        known = " and ".join(f"{major}.{minor}" for major, minor in FEATURE_RELEASES)
         raise UsageError(f"kvsim knows {feature} of vLLM {known}, not of {release}.")
 
 
@@ -418,17 +420,16 @@ def check_images(release: str) -> None:
 
 def check_offload(release: str) -> None:
     """Raise a `UsageError` if the rules of the native offload in a release are not known."""
-    if number_of(release)[:2] != number_of(OFFLOAD)[:2]:
+    if number_of(release)[:2] != number_of(OFFLOAD_RELEASE)[:2]:
         raise UsageError(
-            f"kvsim knows the native offload of vLLM {OFFLOAD}, not that of {release}; leave --kv-offloading-size out, "
-            f"or take --vllm {OFFLOAD}."
+            f"kvsim knows the native offload of vLLM {OFFLOAD_RELEASE}, not that of {release}; leave "
+            f"--kv-offloading-size out, or take --vllm {OFFLOAD_RELEASE}."
         )
 
 
 @cache
 def rules_of(release: str) -> ReleaseRules:
-    """Return the rules of a release, or of a name made by `varied`. An unknown release has the rules of the nearest
-    known one.
+    """Return the rules of a release, or of a name made by `varied`; for an unknown release, those of the nearest one.
 
     Raises:
         UsageError: `release` does not begin with a release number.
@@ -443,8 +444,10 @@ def defaults_of(release: str) -> Defaults:
 
 
 def varied(release: str, values: Mapping[str, Any]) -> str:
-    """Return a name for `release` with some rules or defaults replaced, such as "0.25.1+windows_wait=yes". The name is
-    accepted in place of a release, so that the effect of a single rule can be simulated.
+    """Return a name for `release` with some rules or defaults replaced, such as "0.25.1+windows_wait=yes".
+
+    The name is accepted in place of a release, so that the effect of a single rule can be simulated. `values` has the
+    new values of rules or defaults, by field.
     """
     texts = {name: {value: text for text, value in _values(name).items()} for name in values}
     return "+".join([release, *(f"{name}={texts[name][value]}" for name, value in values.items())])
@@ -456,7 +459,7 @@ def other_values(name: str, release: str) -> list[Any]:
 
 
 def words_of(name: str, value: Any) -> str:
-    """Return a clause that names the release since which, or before which, the rule `name` has the value `value`."""
+    """Return a clause that names the release from which on, or before which, the rule `name` has the value `value`."""
     changes = [change for change in CHANGES if name in change.values]
     since = next((change for change in changes if change.values[name] == value), None)
     if since is None:
@@ -465,7 +468,10 @@ def words_of(name: str, value: Any) -> str:
 
 
 def net_changes(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes after `old` that still have an effect in `new`, with only the values that they set."""
+    """Return the changes after `old`, up to `new`, without values that a later change overrides.
+
+    Values that are equal in `old` and `new` are left out, too, and so are changes without any values left.
+    """
     before, after = _by_name(old), _by_name(new)
     left = {name: value for name, value in after.items() if value != before[name]}
     found = []
@@ -478,9 +484,9 @@ def net_changes(old: str, new: str) -> tuple[Change, ...]:
 
 
 def _values_at(release: str, kind: type) -> dict[str, Any]:
-    """Return the values of those fields of `kind` that differ from the oldest release, by name.
+    """Return the values of those fields of `kind` that changes up to `release` have set, by name.
 
-    Releases up to `release` have changed them, or a name made by `varied` replaces them.
+    If `release` is a name made by `varied`, the values in this name are included.
     """
     names = {each.name for each in fields(kind)}
     changes = (change for change in CHANGES if number_of(change.since) <= number_of(release))

@@ -35,7 +35,7 @@ class RoutedRequest:
     prompt_tokens: int
     priority: int
     session: int
-    """Number of the request's session or, in a workload without sessions, of its shared prefix; -1 for neither."""
+    """Id of the request's session; in a workload without sessions, id of its shared prefix; -1 if it has neither."""
     arrival_s: float
 
 
@@ -72,17 +72,18 @@ class RoutedServer(Protocol):
 
     @property
     def prefill_tokens(self) -> int:
-        """Number of prompt tokens of the server's requests that are not computed yet."""
+        """Number of prompt tokens, of all requests on the server, that are not computed yet."""
 
     @property
     def hit_tokens(self) -> int:
-        """Number of leading tokens of the next request's prompt in the server's prefix cache. With `--route-lag`, this
-        is the number at an earlier time.
+        """Number of leading tokens of the next request's prompt that are in the server's prefix cache.
+
+        With `--route-lag`, this is the number at an earlier time.
         """
 
     @property
     def held_tokens(self) -> int:
-        """Number of the `hit_tokens` whose blocks running requests hold now."""
+        """Number of those `hit_tokens` whose blocks are held by running requests now."""
 
 
 class Router(Protocol):
@@ -99,7 +100,7 @@ class RoundRobin:
         self._num_sent = 0
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG002
-        """Return the number of the next server in turn."""
+        """Return the number of the server after the last chosen one; at first 0."""
         self._num_sent += 1
         return (self._num_sent - 1) % len(servers)
 
@@ -121,13 +122,14 @@ class PowerOfTwo:
         self._random = random.Random(seed)
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the number of the chosen server."""
+        """Return the number of the chosen server. If there is only one server, it is 0."""
         return shortest_queue(request, self._random.sample(servers, min(2, len(servers))))
 
 
 class SessionAffinity:
-    """Router that sends all requests of a session to the same server. The first request of a session goes to the server
-    with the fewest requests at that time.
+    """Router that sends all requests of a session to the same server.
+
+    The first request of a session goes to the server with the fewest requests at that time.
     """
 
     def __init__(self) -> None:
@@ -140,8 +142,9 @@ class SessionAffinity:
 
 
 def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:  # noqa: ARG001
-    """Return the number of the server with the most cached tokens of the prompt; of equals, the one with fewest
-    requests.
+    """Return the number of the server with the most cached tokens of the prompt.
+
+    Among equals, it is the server with the fewest requests.
     """
     return min(servers, key=lambda server: (-server.hit_tokens, server.num_requests)).number
 
@@ -149,8 +152,9 @@ def longest_prefix(request: RoutedRequest, servers: Sequence[RoutedServer]) -> i
 def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
     """Return the number of the server with the highest score by llm-d's default profile.
 
-    The score is 2 x queue + 2 x free + 3 x cached. The three terms are from 0 to 1: `queue` is 1 for the shortest queue
-    and 0 for the longest, `free` is the free share of the pool, `cached` the cached share of the prompt's blocks.
+    The score is 2 x queue + 2 x free + 3 x cached. All three terms are from 0 to 1. `queue` is 1 for the shortest queue
+    and 0 for the longest; if all queues are equal, it is 1. `free` is the free share of the pool, and `cached` the
+    cached share of the prompt's blocks.
     Source: the default scheduling profile of the Gateway API inference extension, which llm-d documents. llm-d draws
     among equal scores; here the server with the fewest requests is chosen.
     """
@@ -188,8 +192,8 @@ def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 class DataParallel:
     """Router that chooses among data-parallel ranks as vLLM's front end does (`data_parallel.RankBalancer`).
 
-    It sees the load of each rank in the coordinator's last report, which arrives every 0.1 s, and always its own
-    unanswered requests.
+    It knows the load of each rank from the coordinator's last report, and the number of its own unanswered requests on
+    each rank. A report is at most 0.1 s old.
     """
 
     def __init__(self, release: str = NEWEST) -> None:
@@ -209,12 +213,12 @@ class DataParallel:
 
 
 def rank_names(servers: Sequence[str], num_ranks: int) -> list[str]:
-    """Return the names of the data-parallel ranks of all `servers`, in order. Each server has `num_ranks`."""
+    """Return the names of the data-parallel ranks of all `servers`, in order. Each server has `num_ranks` ranks."""
     return [f"{server}-rank-{rank}" for server in servers for rank in range(num_ranks)]
 
 
 def _of_ranks(combine: Callable[[Iterable[int]], int], name: str) -> Any:
-    """Return a property that combines the attributes `name` of all ranks."""
+    """Return a property that combines the values of the attribute `name` of all ranks."""
     return property(lambda self: combine(getattr(rank, name) for rank in self.ranks))
 
 
@@ -240,6 +244,7 @@ class _RanksTogether:
 
 class ServersOfRanks:
     """Router for servers with data-parallel ranks. It chooses a server, and the server's front end then chooses a rank.
+
     The server is chosen by sums over its ranks, and by the longest cached prefix on any rank.
     """
 
@@ -250,7 +255,7 @@ class ServersOfRanks:
         self._front_ends: dict[int, DataParallel] = {}
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-        """Return the number of the chosen rank, counted over the ranks of all servers."""
+        """Return the number of the chosen rank. The ranks of all servers are counted together, from 0."""
         size = self._num_ranks
         together = [
             _RanksTogether(number, servers[number * size : (number + 1) * size])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvsim.errors import UsageError
 from kvsim.policies.acceptance import rates_of
-from kvsim.policies.releases import DEFAULT, NEWEST, OLDEST, check_feature, check_has, defaults_of, rules_of
+from kvsim.policies.releases import DEFAULT_RELEASE, NEWEST, OLDEST, check_feature, check_has, defaults_of, rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
 from kvsim.setting_fields import check_settings, python_setting, setting, settings_in
 
@@ -96,8 +96,9 @@ class Eviction(Enum):
     LRU = "lru"
     """The least recently used block."""
     ARC = "arc"
-    """Adaptive replacement (ARC): one list of blocks used once, and one of blocks used again, each with a target
-    length. The list that exceeds its target loses its least recently used block.
+    """Adaptive replacement (ARC): a list of blocks used once and a list of blocks used again, with target lengths.
+
+    The list that exceeds its target loses its least recently used block.
     """
 
 
@@ -184,7 +185,7 @@ class ContinuousSettings:
         True, "Admit a request only if its whole prompt fits now (vLLM's `scheduler_reserve_full_isl`)."
     )
     vllm: str = setting(
-        DEFAULT,
+        DEFAULT_RELEASE,
         f"Release of vLLM whose rules and defaults are followed, {OLDEST} to {NEWEST}; of others, the nearest.",
         unit="VERSION",
     )
@@ -287,8 +288,9 @@ class ContinuousSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PagedSettings:
-    """Settings of the paged cache. The defaults are those of vLLM 0.25.1. The swap of vLLM 0.x, off by default, was not
-    compared with vLLM; see docs/conformance.md.
+    """Settings of the paged cache. The defaults are those of vLLM 0.25.1.
+
+    The swap of vLLM 0.x, off by default, was not compared with vLLM; see docs/conformance.md.
     """
 
     block_size: int = setting(
@@ -454,8 +456,9 @@ class StaticSettings:
 
 
 class EngineDefaults(Enum):
-    """vLLM's defaults (`max_num_seqs`, `max_num_batched_tokens`) for each entry point and size of GPU. "Large" is a GPU
-    of at least 70 GiB that is not an A100.
+    """vLLM's defaults (`max_num_seqs`, `max_num_batched_tokens`): a member for each entry point and size of GPU.
+
+    "Large" is a GPU of at least 70 GiB that is not an A100.
     """
 
     LLM_LARGE = (1024, 16384)
@@ -465,12 +468,12 @@ class EngineDefaults(Enum):
 
     @property
     def max_num_seqs(self) -> int:
-        """Largest number of sequences in one batch."""
+        """vLLM's default of `max_num_seqs` for this entry point and size of GPU."""
         return self.value[0]
 
     @property
     def max_num_batched_tokens(self) -> int:
-        """Largest number of tokens in one step."""
+        """vLLM's default of `max_num_batched_tokens` for this entry point and size of GPU."""
         return self.value[1]
 
     def limits(
@@ -489,7 +492,7 @@ class EngineDefaults(Enum):
         return min(self.max_num_seqs, num_tokens) if num_seqs is None else num_seqs, num_tokens
 
     @classmethod
-    def of(cls, entry_point: str, gpu: Gpu, release: str = DEFAULT) -> EngineDefaults:
+    def of(cls, entry_point: str, gpu: Gpu, release: str = DEFAULT_RELEASE) -> EngineDefaults:
         """Return the defaults of a release for `entry_point`, "llm" or "server", on `gpu`."""
         if gpu.memory_bytes >= 160 << 30 and defaults_of(release).has_huge_cards:
             return cls.LLM_LARGE

@@ -33,8 +33,9 @@ _GIGA = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SGLangSettings:
-    """Settings of SGLang's scheduler. The defaults are those of SGLang on a GPU of 60 to 160 GiB. `kvsim run` and the
-    name "radix" use the defaults for the given GPU instead (`kvsim.sizing.sglang_budget.defaults_on`).
+    """Settings of SGLang's scheduler. The defaults are those of SGLang on a GPU of 60 to 160 GiB.
+
+    `kvsim run` and the name "radix" use the defaults for the given GPU (`kvsim.sizing.sglang_budget.defaults_on`).
     """
 
     max_running_requests: int = setting(
@@ -91,7 +92,7 @@ class SGLangSettings:
 
     @property
     def first_ratio(self) -> float:
-        """Initial `new_token_ratio`: expected share that a running request uses of its remaining output limit."""
+        """Initial `new_token_ratio`: share of its remaining output limit that a running request is expected to use."""
         return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
 
     @property
@@ -156,7 +157,7 @@ class RadixSettings:
         A page takes `page_bytes` on each GPU. Each GPU has its own part of host memory.
 
         Raises:
-            BudgetError: host memory is too small for a slot.
+            BudgetError: `hicache_size` is too small for a slot. A size for less than a page is accepted.
         """
         if not self.enable_hierarchical_cache:
             return 0
@@ -169,8 +170,10 @@ class RadixSettings:
 
 
 def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, size_gb: float) -> int:
-    """Return the number of pages in HiCache's host memory. The memory has `size_gb` x 10^9 bytes or, if `size_gb` is 0,
-    `ratio` times the pages of the device. SGLang adds one page to the whole pages that fit.
+    """Return the number of pages in HiCache's host memory.
+
+    The memory has `size_gb` x 10^9 bytes or, if `size_gb` is 0, room for `ratio` times `num_pages` pages. SGLang adds
+    one page to the whole pages that fit.
     """
     if size_gb:
         return int(size_gb * _GIGA) * page_size // page_bytes // page_size + 1
@@ -200,11 +203,10 @@ class Radix:
         return min(self.scheduler.context_length, num_slots) - 1
 
     def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
-        """Return the number of slots of the first pool, in whole pages, if both pools take `kv_bytes` bytes; it may be
-        0.
+        """Return the number of slots of the first pool, in whole pages, if both pools take `kv_bytes` bytes.
 
-        The second pool is for layers with windows. Without a radix cache, it has a fixed size, and the first pool gets
-        the rest.
+        It may be 0. The second pool is for layers with windows. Without a radix cache, it has a fixed size, and the
+        first pool gets the rest.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if layers.window_tokens and self.cache.disable_radix_cache and chunk > 0:
@@ -213,11 +215,10 @@ class Radix:
         return layers.num_slots(kv_bytes, self.cache.swa_full_tokens_ratio) // unit * unit
 
     def num_window_slots(self, num_slots: int, window_tokens: int) -> int:
-        """Return the number of slots of the second pool, for layers with windows of `window_tokens` tokens; 0 without
-        windows.
+        """Return the number of slots of the second pool, for layers with windows of `window_tokens` tokens.
 
-        It is a share of the `num_slots` slots of the first pool or, without a prefix cache, the largest number that all
-        requests can use at once.
+        It is 0 without windows. With a radix cache, or if prompts are not cut, it is a share of the `num_slots` slots
+        of the first pool. Otherwise, it is the largest number that all requests can use at once.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if window_tokens == 0:
@@ -235,8 +236,9 @@ class Radix:
         return -(-most // unit) * unit
 
     def most_new_tokens(self, prompt_tokens: npt.NDArray[np.int64], num_slots: int) -> npt.NDArray[np.int64]:
-        """Return the largest number of output tokens for each prompt in a pool of `num_slots` slots:
-        int64[len(prompt_tokens)]. A request whose number is 0 still gets one output token.
+        """Return int64[len(prompt_tokens)]: largest number of output tokens for each prompt in a pool of `num_slots`.
+
+        A request whose number is 0 still gets one output token.
         """
         pages = -(-prompt_tokens // self.unit_tokens)
         pool_limit = num_slots - pages * self.unit_tokens - self.unit_tokens - 1

@@ -44,7 +44,7 @@ _WITHOUT_EFFECT = (
 """Keys that affect neither the scheduler nor the pool: they choose drafts, kernels or files."""
 _SINCE_33 = ("disable_eagle_block_drop", "disable_lookahead_block_hashes", "kv_cache_dtype")
 _ASYNC_BEFORE_33 = ("eagle", "eagle3", "mtp", "draft_model", "ngram_gpu", "dflash")
-"""Methods with which vLLM 0.25 schedules asynchronously."""
+"""Methods with which vLLM schedules asynchronously before 0.33. Of those releases, only 0.25 is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,8 +56,10 @@ class SpeculativeConfig:
     """Number of tokens drafted for every request and step (`num_speculative_tokens`)."""
     model: str | None = None
     by_batch: tuple[tuple[int, int, int], ...] = ()
-    """Entries (from, to, tokens) of `num_speculative_tokens_per_batch_size`: after a step of `from` to `to` requests,
-    `tokens` tokens are drafted for each request. Empty if the number is always `num_tokens`.
+    """Entries (first, last, tokens) of `num_speculative_tokens_per_batch_size`.
+
+    After a step of `first` to `last` requests, inclusive, `tokens` tokens are drafted for each request. Between two
+    ranges and beyond the last one, the range before applies. Empty: the number is always `num_tokens`.
     """
     is_parallel: bool = False
     """True if all drafts of a request come from one pass of the draft model (`parallel_drafting`)."""
@@ -70,8 +72,9 @@ class SpeculativeConfig:
     kv_cache_dtype: str | None = None
     quantization: str | None = None
     synthetic_rates: tuple[float, ...] = ()
-    """Acceptance rates by position with which vLLM itself draws accepted drafts (`rejection_sample_method`
-    "synthetic"). Empty if the model verifies drafts.
+    """Acceptance rates by position with which vLLM itself draws accepted drafts; empty if the model verifies drafts.
+
+    vLLM draws them if `rejection_sample_method` is "synthetic".
     """
     num_modules: int = 1
     """Number of modules for multi-token prediction (MTP), which draft one after the other."""
@@ -88,7 +91,7 @@ class SpeculativeConfig:
 
     @property
     def step_tokens(self) -> int:
-        """Number of tokens of the step's budget that drafting itself takes for each request."""
+        """Number of tokens of a step's budget (`max_num_batched_tokens`) that drafting takes for each request."""
         is_model = self.method == "draft_model"
         if self.is_parallel:
             return self.num_tokens if is_model else self.num_tokens - 1
@@ -96,21 +99,24 @@ class SpeculativeConfig:
 
     def tokens_ahead(self, release: str) -> int:
         """Return the number of tokens after the end of a block that its prefix key also covers in a release."""
-        covers = rules_of(release).keys_cover_drafts and self._drops(release) and not self.has_plain_hashes
+        covers = rules_of(release).keys_cover_drafts and self._needs_last_block(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 
     def drops_last_hit(self, release: str) -> bool:
         """Tell whether, in a release, the last block of every prefix hit is computed again for draft layers."""
-        return self._drops(release) and not self.tokens_ahead(release)
+        return self._needs_last_block(release) and not self.tokens_ahead(release)
 
-    def _drops(self, release: str) -> bool:
-        """Tell whether draft layers need the last hit block computed again, or keys that cover more tokens."""
+    def _needs_last_block(self, release: str) -> bool:
+        """Tell whether draft layers need hidden states of the last block of a prefix hit.
+
+        Then this block is computed again, or the keys of blocks cover more tokens; see `drops_last_hit`.
+        """
         if rules_of(release).keys_cover_drafts:
             return self.method in READS_STATES and not self.drops_no_block
         return self.method in (*READS_STATES, "dflash")
 
     def check_starts(self, release: str, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Refuse a budget of tokens that drafting uses up.
+        """Check that drafting leaves tokens of a step's budget for the model.
 
         Raises:
             UsageError: drafting takes all tokens of a step, so vLLM does not start.

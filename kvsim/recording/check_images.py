@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.errors import RecordingError
-from kvsim.policies.releases import DEFAULT, rules_of
+from kvsim.policies.releases import DEFAULT_RELEASE, rules_of
 from kvsim.recording.by_request import computed_after
 from kvsim.recording.check_image_events import check_image_events
 from kvsim.recording.model import Recording
@@ -163,7 +163,7 @@ class _Cache:
 
 def _check_computed(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
     held = _holding_steps(events, len(recording.steps))
-    frees_repeated = not rules_of(recording.meta.stated_release or DEFAULT).counts_repeated_images
+    frees_repeated = not rules_of(recording.meta.stated_release or DEFAULT_RELEASE).counts_repeated_images
     # The first step of a recording that begins in the middle stands for all steps before it.
     first_step = int(recording.meta.begins_in_the_middle)
     seen = set[tuple[int, int]]()

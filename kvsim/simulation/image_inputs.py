@@ -61,7 +61,9 @@ def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Mode
         for row in range(len(workload))
     ]
     return Encoding(
-        compute_tokens=limits["encoder_compute_tokens"], cache_tokens=limits["encoder_cache_tokens"], inputs=rows
+        compute_embeddings=limits["encoder_compute_tokens"],
+        cache_embeddings=limits["encoder_cache_tokens"],
+        inputs=rows,
     )
 
 

@@ -15,7 +15,7 @@ from kvsim.models.layers import Layer
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, limited
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.drafter import drafter_of
-from kvsim.policies.releases import DEFAULT, defaults_of, rules_of
+from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of, rules_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Pool
 from kvsim.recording.model import MAX_UNITS, WindowPool
@@ -176,7 +176,7 @@ def _check_tokens(model: Model, policy: AnyPolicy) -> None:
 
 def release_of(policy: Policy) -> str:
     """Return the vLLM release whose rules a policy follows; the default release for a policy that is not vLLM's."""
-    return DEFAULT if isinstance(policy, Static | Radix) else policy.scheduler.vllm
+    return DEFAULT_RELEASE if isinstance(policy, Static | Radix) else policy.scheduler.vllm
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:

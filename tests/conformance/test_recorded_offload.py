@@ -17,7 +17,7 @@ import pytest
 from kvsim.conformance import verify_recording
 from kvsim.errors import RecordingError
 from kvsim.policies import Paged
-from kvsim.policies.releases import OFFLOAD
+from kvsim.policies.releases import OFFLOAD_RELEASE
 from kvsim.policies.settings import ContinuousSettings, Eviction, PagedSettings
 from kvsim.recording import Recording, eventlog, read, write
 from kvsim.recording.tables import CopyKind
@@ -105,7 +105,7 @@ def test_a_simulation_with_an_offload_keeps_its_account_and_can_be_verified(
         prefix_names=[f"prefix-{number}" for number in range(8)],
     )
     policy = Paged(
-        scheduler=ContinuousSettings(max_num_seqs=12, async_scheduling=ahead, vllm=OFFLOAD),
+        scheduler=ContinuousSettings(max_num_seqs=12, async_scheduling=ahead, vllm=OFFLOAD_RELEASE),
         cache=PagedSettings(kv_offloading_size=0.15, kv_offloading_eviction=eviction, kv_offloading_block_size=32),
     )
     recording = simulate(workload, policy, make_machine(900), check=True, engine="interpreted")

@@ -18,7 +18,7 @@ from kvsim.fitting import Server, changes
 from kvsim.hardware import GPUS
 from kvsim.kv_groups.specs import check_block_size
 from kvsim.models import Model, all_models
-from kvsim.policies.releases import OFFLOAD
+from kvsim.policies.releases import OFFLOAD_RELEASE
 from kvsim.policies.settings import EngineDefaults, PagedSettings
 from tests.forks import ROOT
 from tests.vllm_engine.install import MAIN, NEWEST, missing, python_path
@@ -86,7 +86,7 @@ def any_server(rng: random.Random, release: str) -> Server:
     asked = rng.choice((None, 1, 7, 64, 256, 1024, 4096)), rng.choice((None, 10, 512, 2048, 8192, 65536))
     defaults = EngineDefaults.of("server", gpu)
     num_seqs, num_tokens = defaults.limits(*asked, longest, chunked=chunked)
-    offload = rng.choice((0.0, 0.0, 4.0, 0.5)) if release == OFFLOAD else 0.0
+    offload = rng.choice((0.0, 0.0, 4.0, 0.5)) if release == OFFLOAD_RELEASE else 0.0
     server = Server(
         gpu=gpu, model=served, max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_model_len=longest,
         gpu_memory_utilization=rng.choice((0.5, 0.9, 0.92, 0.96)), block_size=block_size,

@@ -25,7 +25,7 @@ from kvsim.metrics.contradictions import refuse_contradictions
 from kvsim.models import find_model
 from kvsim.models.layers import ChunkedLocal
 from kvsim.policies import Contiguous, Paged, Policy, Radix, RadixSettings, SGLangSettings, Static
-from kvsim.policies.releases import NEWEST, OFFLOAD
+from kvsim.policies.releases import NEWEST, OFFLOAD_RELEASE
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.recording import Recording, find, read, write
 from kvsim.recording.check import check, check_events
@@ -63,7 +63,10 @@ POLICIES: dict[str, tuple[Policy, int]] = {
     ),
     "swap": (Paged(scheduler=SCHEDULER, cache=PagedSettings(block_size=4, swap_gib=1.0)), 90),
     "offload": (
-        Paged(scheduler=replace(SCHEDULER, vllm=OFFLOAD), cache=PagedSettings(block_size=4, kv_offloading_size=0.02)),
+        Paged(
+            scheduler=replace(SCHEDULER, vllm=OFFLOAD_RELEASE),
+            cache=PagedSettings(block_size=4, kv_offloading_size=0.02),
+        ),
         100,
     ),
     "contiguous": (Contiguous(scheduler=SCHEDULER, cache=ContiguousSettings(reserve=Reserve.LIMIT, fit="best")), 100),

@@ -18,7 +18,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import card_of, step_times
 from kvsim.models import find_model
 from kvsim.policies import Contiguous, Paged, Pipeline, Static
-from kvsim.policies.releases import OFFLOAD
+from kvsim.policies.releases import OFFLOAD_RELEASE
 from kvsim.policies.settings import ContinuousSettings, PagedSettings, StaticSettings
 from kvsim.simulation import Machine, measure, simulate
 from kvsim.steptime import Staged, reduce
@@ -157,7 +157,7 @@ def test_where_vllm_itself_would_end_the_recording_and_the_answer_say_so() -> No
     ("policy", "stages", "model", "why"),
     [
         (
-            Paged(scheduler=ContinuousSettings(vllm=OFFLOAD), cache=PagedSettings(kv_offloading_size=1.0)),
+            Paged(scheduler=ContinuousSettings(vllm=OFFLOAD_RELEASE), cache=PagedSettings(kv_offloading_size=1.0)),
             2,
             LLAMA,
             "native offload is modelled",

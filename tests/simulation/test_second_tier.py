@@ -22,7 +22,7 @@ from kvsim.models import find_model
 from kvsim.plots.sweep_figures import draw_host_memory
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.policies import Paged
-from kvsim.policies.releases import OFFLOAD
+from kvsim.policies.releases import OFFLOAD_RELEASE
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import Recording, eventlog, find, read
@@ -116,7 +116,7 @@ def test_the_flags_reach_the_simulation(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     flags = (
         "--vllm",
-        OFFLOAD,
+        OFFLOAD_RELEASE,
         "--kv-offloading-size",
         "0.5",
         "--kv-offloading-block-size",
@@ -142,7 +142,7 @@ def test_the_host_pays_for_every_step_sequence_copy_and_piece() -> None:
     gpu, model = find_gpu("H200"), find_model("Meta-Llama-3-8B")
     machine = Machine(gpu=gpu, model=model, kv_bytes=200 << 21, step_time=step_times(gpu, model, "vllm"))
     work = Workload(arrival_s=[0.0], prompt_tokens=[330], output_tokens=[12])
-    scheduler = ContinuousSettings(max_model_len=600, async_scheduling=False, vllm=OFFLOAD)
+    scheduler = ContinuousSettings(max_model_len=600, async_scheduling=False, vllm=OFFLOAD_RELEASE)
     names = ("offload_step_s", "offload_sequence_s", "copy_submit_s", "copy_piece_s")
 
     def run(**costs: float) -> Recording:
@@ -167,7 +167,9 @@ def pressed(**costs: float) -> Recording:
     machine = Machine(gpu=gpu, model=model, kv_bytes=60 << 21, step_time=step_times(gpu, model, "vllm"))
     work = Workload(arrival_s=[0.0] * 6, prompt_tokens=[100, 130, 160, 90, 140, 120], output_tokens=[120] * 6)
     cache = PagedSettings(**{"kv_offloading_size": 1} | costs)
-    return simulate(work, Paged(scheduler=ContinuousSettings(max_model_len=600, vllm=OFFLOAD), cache=cache), machine)
+    return simulate(
+        work, Paged(scheduler=ContinuousSettings(max_model_len=600, vllm=OFFLOAD_RELEASE), cache=cache), machine
+    )
 
 
 def test_the_host_pays_for_every_block_whose_freeing_is_put_off() -> None:
@@ -194,7 +196,7 @@ def test_a_calibration_knows_what_the_offload_costs_the_host(ahead: bool) -> Non
     machine = Machine(gpu=gpu, model=model, kv_bytes=900 << 21, step_time=watched)
     lengths = {"prompt": LogNormal(mean_tokens=300, sigma=0.5), "output": LogNormal(mean_tokens=40, sigma=0.5)}
     work = generate(30, arrivals=Poisson(rate_per_s=60), seed=1, **lengths)
-    scheduler = ContinuousSettings(max_model_len=4000, async_scheduling=ahead, vllm=OFFLOAD)
+    scheduler = ContinuousSettings(max_model_len=4000, async_scheduling=ahead, vllm=OFFLOAD_RELEASE)
     cache = PagedSettings(kv_offloading_size=1, offload_sequence_s=1e-3)
     recording = simulate(work, Paged(scheduler=scheduler, cache=cache), machine)
     plain = observe(recording)
@@ -221,7 +223,7 @@ def test_a_calibration_knows_what_the_offload_costs_the_host(ahead: bool) -> Non
     ],
 )
 def test_what_does_not_go_together_is_refused(flags: tuple[str, ...], sentence: str) -> None:
-    done = CliRunner().invoke(cli, ["run", "--vllm", OFFLOAD, *SHORT, *flags])
+    done = CliRunner().invoke(cli, ["run", "--vllm", OFFLOAD_RELEASE, *SHORT, *flags])
     assert done.exit_code != 0
     assert sentence in " ".join(str(done.exception or "").split() + done.output.split())
 

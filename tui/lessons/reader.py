@@ -52,7 +52,7 @@ from kvsim.files.contents import TOML_BYTES, content_of
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import EVERY_POLICY, Contiguous, Paged, Radix, RadixSettings, SGLangSettings, Static
-from kvsim.policies.releases import DEFAULT
+from kvsim.policies.releases import DEFAULT_RELEASE
 from kvsim.policies.routers import RouteName
 from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, PagedSettings, Reserve, StaticSettings
 from kvsim.workload import AllAtOnce, LogNormal, Request, SharedPrefix, SharedPrefixes, Workload, generate
@@ -170,7 +170,7 @@ def _policy(table: TomlTable, name: str) -> Policy | TrainingRows:
         max_num_seqs=table.whole("max_num_seqs", 256),
         max_num_batched_tokens=table.whole("max_num_batched_tokens", 8192),
         enable_chunked_prefill=table.flag("chunked_prefill", default=True),
-        vllm=table.text("vllm", DEFAULT),
+        vllm=table.text("vllm", DEFAULT_RELEASE),
     )
     if table.has("async_scheduling"):
         scheduler = replace(scheduler, async_scheduling=table.flag("async_scheduling", default=True))
