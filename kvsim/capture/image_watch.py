@@ -107,7 +107,7 @@ class ImageWatch:
         try:
             limits = encoder_settings(self._scheduler)
             Encoding(
-                compute_tokens=limits["encoder_compute_tokens"], cache_tokens=limits["encoder_cache_tokens"]
+                compute_embeddings=limits["encoder_compute_tokens"], cache_embeddings=limits["encoder_cache_tokens"]
             ).check(release)
         except UsageError as error:
             problem = str(error).rstrip(".")

@@ -1,7 +1,6 @@
 """Measure a recording: the use of memory, the latencies of requests, and a summary of both.
 
-Everything here is a pure function over the columns of a recording. This room draws nothing, and treats simulated and
-captured recordings alike.
+All functions are pure and read the columns of a recording. They treat simulated and captured recordings alike.
 """
 
 from kvsim.metrics.request_times import Distribution, Latencies, latencies, latency_origin

@@ -28,7 +28,8 @@ from kvsim.replay.by_unit import Successions
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
     """Check the figures of a recording that also follow from its other tables. Return the slots of its pool by state.
 
-    Return None for a recording without steps. `folder` is named in errors. The reader has checked everything else.
+    Return None for a recording without steps. `folder` is named in errors. `read_recording` has checked everything
+    else.
     """
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
@@ -49,17 +50,20 @@ def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
 
 
 def _check_free_units(recording: Recording, free: IntArray, file: Path) -> None:
-    """Check the column `free_units` of the steps against `free`, the number of free units in the frame of each step."""
+    """Check the column `free_units` of the steps against `free`.
+
+    `free` has the number of free units after each step was scheduled, counted from the memory table.
+    """
     steps = recording.steps
     compared = np.flatnonzero((steps.free_units >= 0) & ~_has_later_releases(recording))
     agree(steps.free_units[compared], free[compared], file, "free_units", "memory.parquet", compared)
 
 
 def _has_later_releases(recording: Recording) -> npt.NDArray[np.bool_]:
-    """Return bool[steps]: True if the frame of a step has more free units than the engine counted when it scheduled the
-    step.
+    """Return bool[num_steps]: True if rows with a step's `seq` free more units than the engine knew at this step.
 
-    A request that is aborted after a step frees its memory before the next step, with the `seq` of the earlier one.
+    A request that is aborted after a step frees its memory before the next step. These releases have the `seq` (event
+    number) of the step before the abort.
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & (memory.step > 0))
@@ -72,7 +76,7 @@ def _has_later_releases(recording: Recording) -> npt.NDArray[np.bool_]:
 def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray, file: Path) -> None:
     """Check the columns with running requests, waiting requests and free units after each output.
 
-    `free` has the number of free units in each gap.
+    `free` has the number of free units in each gap. A gap is a time in which no step is in flight.
     """
     gaps, steps = in_gaps.gaps, recording.steps
     compared = ~_has_later_releases(recording)[gaps.step]
@@ -85,7 +89,7 @@ def _check_after_outputs(recording: Recording, in_gaps: GapSlots, free: IntArray
 
 
 def _check_bytes(recording: Recording, file: Path) -> None:
-    """Check the bytes per token against the model's shape, and blocks' bytes and layers against the groups."""
+    """Check the bytes per token against the model's shape, and the bytes and layers of blocks against the groups."""
     meta, pool = recording.meta, recording.meta.pool
     if all(key in meta.model for key in _SHAPE) and not (pool.groups and "kv_bytes_per_token" not in meta.model):
         # `served_model` compares the bytes. It needs a whole shape, but the fields of weights do not affect them.
@@ -139,8 +143,7 @@ def _check_units(replay: Replay, folder: Path) -> None:
 
 
 def _check_evictions(recording: Recording, file: Path) -> None:
-    """Check that evicted blocks are allocated in the same step, and that all blocks were used before the first
-    eviction.
+    """Check that evicted blocks are allocated in the same step, and that every block was used before any eviction.
 
     Only recordings of kvsim's own paged policy are checked. There, a block keeps its prefix until it is allocated
     again, and freed blocks are behind all unused blocks in the free queue.
@@ -188,8 +191,9 @@ class _UnitContents:
         self._position = np.full(replay.ledger.end_of_pool, -1, np.int32)
 
     def check_shared(self, part: Successions, kind: IntArray, file: Path) -> None:
-        """Check the units that rows of `part` share, and update the last writer of each unit. `kind` has the kind of
-        each row.
+        """Check the units that are shared in `part`, and update the last writer of each unit.
+
+        `part` has the uses of units: allocations, shares and evictions. `kind` has the `MemoryKind` of each use.
         """
         memory = self._memory
         request = memory.request[part.row]
@@ -217,10 +221,10 @@ class _UnitContents:
         self._position[part.unit[written]] = position[written]
 
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
-        """Return two arrays: the hash of each prompt up to the end of the unit at `position`, and True where the prompt
-        has this hash.
+        """Return the hash of each prompt up to the end of the unit at `position`, and whether the prompt has it.
 
-        `row` has the rows of the memory table, from which the KV-cache groups follow.
+        `row` has the rows of the memory table, from which the KV-cache groups follow. Where a prompt has no such hash,
+        the hash is 0.
         """
         group = 0 if self._memory.group is None else self._memory.group[row]
         # The hash of a unit is that of its last tokens, since hashes are chained.

@@ -5,8 +5,8 @@ The check of kept prefixes (`kvsim.metrics.kept_prefixes`) compares these number
 A step caches the known tokens that it computes. Some engines cache again when they process an output: all known tokens
 but the newest, whose KV is not computed yet. `schedule.parquet` states the known tokens at each step, and
 `requests.parquet` those at the end, so most numbers are exact. An exception is a request that is preempted with two
-outputs in flight: one comes before it releases its blocks, and one after. Only the sum of their tokens is recorded, so
-the functions here return a lower and an upper bound.
+outputs in flight: one is processed before it releases its blocks, and one after. Only the sum of their tokens is
+recorded, so the functions here return a lower and an upper bound.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class CachedTokens(NamedTuple):
     most: Tokens
     """Largest possible number of tokens in the prefix cache."""
     computed: Tokens
+    """Number of computed tokens."""
     with_next_step: Tokens
     """Largest number of tokens that would be in the prefix cache if one more step had been scheduled."""
 
 
 def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntArray, release: str) -> CachedTokens:
-    """Return how many tokens each request has in the prefix cache when one of `rows` of `memory.parquet` releases its
-    units.
+    """Return the number of tokens that a request has in the prefix cache at each release of units.
 
-    `previous_end` has, for each row, the last step before the previous time at which the request released all its
-    memory; -1 if there was none. `release` is the version of vLLM.
+    `rows` has the rows of `memory.parquet` with these releases. `previous_end` has, for each of them, the last step
+    before the request's previous release of all memory; -1 if there was none. `release` is the version of vLLM.
     """
     if not len(recording.schedule):
         return CachedTokens(*(np.zeros(len(rows), np.int64),) * 4)
@@ -67,8 +67,9 @@ def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntAr
 
 
 def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
-    """Return the indices of the KV-cache groups in which drafting computes the last block of a hit again; empty without
-    drafts.
+    """Return the indices of the KV-cache groups in which drafting computes the last block of a hit again.
+
+    The result is empty without drafts.
     """
     meta = recording.meta
     config, groups = meta.policy.get("speculative_config"), meta.pool.groups
@@ -90,12 +91,13 @@ def _caches_outputs(meta: Meta, release: str) -> bool:
 
 
 class _LastSteps(NamedTuple):
-    """Last step of a request before a release of units, and the outputs in flight at the release: one entry for each
-    release.
+    """Last step of a request before a release of units, and the outputs in flight at the release.
+
+    Each array has one entry for each release.
     """
 
     is_there: Flags
-    """True if the request had a step between its admission and the release. If False, all else is undefined."""
+    """True if the request had a step between its admission and the release; if False, other fields have no meaning."""
     known: Tokens
     """Number of the request's known tokens when the last step was scheduled."""
     end: Tokens

@@ -50,18 +50,24 @@ class FleetTotals:
     peak_occupancy: float
     """Largest share of one server's pool that requests held at any time, 0 to 1."""
     imbalance: float
-    """Computed tokens of the busiest server, divided by the mean over all servers of its kind. 1 means balanced."""
+    """Computed tokens of the busiest server, divided by the mean over all servers; 1 means balanced.
+
+    With prefill servers, it is the larger of the figures of prefill and of decode servers.
+    """
     prefix_queried_tokens: int
     prefix_hit_tokens: int
     prefix_hit_rate: float
     one_pool_hit_tokens: int
     """Prompt tokens that would be hits in one endless cache for all servers: an upper bound for every router."""
     mean_duplicate_bytes: float
-    """Bytes of cached prefixes beyond one copy, mean over the samples. A prefix on three servers counts twice."""
+    """Bytes of cached prefixes beyond one copy, mean over samples that are taken at some arrivals.
+
+    A prefix on three servers counts twice.
+    """
     most_duplicate_bytes: int
-    """Largest number of bytes, over the samples, that further copies of cached prefixes take."""
+    """Bytes of cached prefixes beyond one copy in the sample with most; see `mean_duplicate_bytes`."""
     num_prefill: int = 0
-    """Number of servers, or of their ranks, that only compute prompts; 0 if all servers decode.
+    """Number of servers, or of their data-parallel ranks, that only compute prompts; 0 if all servers decode.
 
     If it is above 0, only the prefix hits of these servers are counted.
     """
@@ -70,12 +76,14 @@ class FleetTotals:
     num_ranks: int = 1
     """Number of data-parallel ranks behind each front end; 1 for servers without ranks."""
     idle_steps: tuple[int, ...] = ()
-    """Number of steps that each data-parallel rank took without a batch, because another rank had one. Empty if ranks
-    do not wait for each other.
+    """Number of steps that each data-parallel rank took without a batch, because another rank had one.
+
+    It is empty if ranks do not wait for each other.
     """
     store: Mapping[str, int] | None = None
-    """Numbers of blocks of the prefix store that all servers share: loaded, written, evicted, held at most, and its
-    capacity. None without a store.
+    """Numbers of blocks of the prefix store that all servers share; None without a store.
+
+    Keys: `loaded_blocks`, `written_blocks`, `evicted_blocks`, `most_blocks` (held at once) and `capacity_blocks`.
     """
 
     def as_dict(self) -> dict[str, Any]:

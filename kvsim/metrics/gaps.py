@@ -26,7 +26,7 @@ class Gaps:
     """
 
     step: IntArray
-    """Number of the step whose output begins each gap."""
+    """Index of the step whose output begins each gap."""
     begin_s: FloatArray
     num_scheduled: IntArray
     """Number of requests that the step before the gap computed and that still run."""
@@ -79,18 +79,17 @@ class Gaps:
     def joined(
         self, steps: Steps, of_steps: npt.NDArray[Any], of_gaps: npt.NDArray[Any]
     ) -> tuple[FloatArray, npt.NDArray[Any]]:
-        """Return a figure over time, as two arrays: times in seconds, and values. A value holds from its time to the
-        next time.
+        """Return a figure over time, as two arrays: times in seconds, and values.
 
-        `of_steps` has the figure while each of `steps` is the newest, and `of_gaps` the figure in each gap. After the
-        last output, the figure is 0.
+        A value holds from its time to the next time. `of_steps` has the figure while each of `steps` is the newest, and
+        `of_gaps` the figure in each gap. After the last output, the figure is 0.
         """
         time_s, values = np.append(steps.start_s, steps.end_s[-1]), np.append(of_steps, 0)
         return np.insert(time_s, self.step + 1, self.begin_s), np.insert(values, self.step + 1, of_gaps)
 
 
 def steps_before_gaps(steps: Steps) -> IntArray:
-    """Return the steps before gaps: at their output, no other step is in flight, and the next begins later."""
+    """Return the indices of steps at whose output no other step is in flight, and after which the next begins later."""
     is_last = (steps.output_seq[:-1] < steps.schedule_seq[1:]) & (steps.end_s[:-1] < steps.start_s[1:])
     found: IntArray = np.flatnonzero(is_last)
     return found
@@ -146,10 +145,9 @@ def _chosen_before_output(replay: Replay) -> IntArray:
 
 
 def _ended(replay: Replay) -> tuple[IntArray, IntArray]:
-    """Return two counts for each step: the running and the waiting requests that end with an output before the next
-    step is scheduled.
+    """Count, for each step, the running and the waiting requests that end with an output before the next step.
 
-    A preempted request waits, and may end with an output that was in flight.
+    A preempted request waits, and may end with an output that was in flight. The counts are two arrays.
     """
     steps, requests, held = replay.recording.steps, replay.recording.requests, replay.ledger.tables.residencies
     last_release = np.full(len(requests), -1, np.int64)  # -1 if a request never held memory

@@ -1,7 +1,8 @@
 """Totals of several KV-cache groups at every frame of a recording; `engine.totals` computes the same during a run.
 
-Most totals are running sums of allocations and releases. Expired tokens are counted block by block, in each frame from
-when a window passes the block's first token to the block's release.
+A frame is the state after a step was scheduled, or after the last step. An extent is a range of consecutive blocks that
+one memory row gives to a request. Most totals are running sums of allocations and releases. Expired tokens are counted
+block by block, in each frame from when a window passes the block's first token to the block's release.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ _PAIRS_AT_ONCE = 1 << 21
 
 
 def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
-    """Return the totals of a pool with several KV-cache groups at every frame, in slots of one byte.
+    """Return the totals of a pool with several KV-cache groups at every frame, in bytes.
 
-    `free`, `cached` and `unusable` are numbers of slots at every frame, which are part of the result.
+    Tokens of different groups have different sizes, so a slot of such a pool is one byte. `free`, `cached` and
+    `unusable` are numbers of slots at every frame, which become part of the result.
     """
     tables = replay.ledger.tables
     born, dead = frames_of(replay, tables.birth_seq), frames_of(replay, tables.death_seq)
@@ -45,7 +47,7 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
     useful, expired = np.zeros_like(written), np.zeros_like(written)
 
     def sum_of_held(amount: Numbers, extents: Numbers) -> Numbers:
-        """Return, for every frame, the sum of `amount` over those of `extents` that are held at the frame."""
+        """Return, for every frame, the sum of `amount` over those of `extents` that a table holds then."""
         return running_sum(replay.num_frames, (born[extents], amount), (dead[extents], -amount))
 
     for number, group in enumerate(replay.groups):
@@ -80,9 +82,9 @@ def _null_slots(
 ) -> Numbers:
     """Return, for every frame, the number of slots of computed tokens whose table entries are null.
 
-    An entry is null if the table skipped it at its start, or if its block was released while the table goes on.
-    `extents` are those of `group`. `born`, `dead` and `end` are frames for every extent of the recording: at which it
-    is allocated, at which it is released, and at which its request releases all memory.
+    An entry is null if the table skipped it at its start, or if its block was released while the request kept other
+    blocks. `extents` are those of `group`. For every extent of the recording, `born` has the frame of its allocation,
+    `dead` the frame of its release, and `end` the frame at which its request releases all memory.
     """
     tables, size = replay.ledger.tables, group.block_size * group.token_slots
     first = extents[is_new(tables.table[extents])]
@@ -96,9 +98,7 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """All allocations and releases of blocks, sorted by block and by time, with the number of tables that hold the
-    block afterwards.
-    """
+    """All allocations and releases of blocks, sorted by block and then by time. Each array has one entry for each."""
 
     address: IntArray
     seq: IntArray
@@ -139,7 +139,7 @@ def _expired(
 ) -> Numbers:
     """Return, for every frame, the number of slots in held blocks of a group that no table needs any more.
 
-    `born` and `dead` are the frames at which every extent of the recording is allocated and released.
+    `born` and `dead` have the frames of allocation and release of every extent of the recording.
     """
     tables = replay.ledger.tables
     extents = extents[np.argsort(tables.address[extents], kind="stable")]
@@ -162,8 +162,9 @@ def _expired(
 
 
 def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers) -> Numbers:
-    """Return, for each of `extents`, the first frame at which a token of its block has expired in its table; the frame
-    of the release if none expires before.
+    """Return, for each of `extents`, the first frame at which a token of its block has expired in its table.
+
+    If none expires before the block is released, it is the frame of the release.
     """
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:
@@ -195,11 +196,11 @@ def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame:
 def _expired_in_block(
     replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
-    """Count, for each block and frame, the tokens or states that no table needs any more. Return the frames and the
-    counts.
+    """Count, for each block and frame, the tokens or states that no table needs any more; return frames and counts.
 
-    `address`, `frame` and `amount` have an entry for each table that holds a block, at each frame: how many tokens this
-    table does not need. The count is the smallest amount of all tables; 0 if another table needs the whole block.
+    Entry i of the arrays means: at `frame[i]`, a table that holds block `address[i]` no longer needs `amount[i]` of its
+    tokens. The count is the smallest amount over all tables that hold the block. It is 0 if some of these tables have
+    no entry. `holders` has the number of tables that hold each block.
     """
     if not len(holders.refs) or int(holders.refs.max()) <= 1:
         return frame, amount

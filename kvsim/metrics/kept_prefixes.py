@@ -13,7 +13,7 @@ import numpy.typing as npt
 from kvsim.errors import UsageError
 from kvsim.kv_groups.group import CacheKind, KVCacheGroup
 from kvsim.metrics.drafted_prefixes import CachedTokens, cached_with_drafts, dropping_groups
-from kvsim.metrics.retained_prefixes import SPARSE, check_retained
+from kvsim.metrics.retained_prefixes import SPARSELY_CACHED, check_retained
 from kvsim.policies import Radix
 from kvsim.policies.releases import UNSTATED, LeftOut, ReleaseRules, defaults_of, number_of, rules_of
 from kvsim.recording import Recording
@@ -27,8 +27,7 @@ _RULE = "cached should be the units that are full of what schedule.parquet compu
 
 
 def check_kept_prefixes(replay: Replay, file: Path) -> None:
-    """Check that `cached` of every release is between the smallest and the largest number of units that can stay
-    cached.
+    """Check that `cached` of every release lies between the smallest and the largest number that is possible.
 
     Both numbers follow from the tokens that the request had computed. Recordings without prefix caching or without
     their beginning are not checked. `file` is named in errors.
@@ -55,7 +54,8 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     def kept(tokens: IntArray, together: IntArray | int, serves_hit: IntArray) -> IntArray:
         """Return the `cached` that each row should have if the request has `tokens` tokens in the prefix cache.
 
-        Units are cached `together` tokens at a time. `serves_hit` marks the rows whose single block a hit may need.
+        Units enter the prefix cache whenever another `together` tokens are full. `serves_hit` is True for each row that
+        releases a single block before a position at which hits may end.
         """
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(leaves_some_out, 0, num_full), serves_hit & (position < num_full))
@@ -70,7 +70,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     if meta.source != "simulation":  # a server may be configured to keep windows and states only at some boundaries
         least = np.where(is_whole & (memory.length[rows] > 0), least, 0)
     if is_sparse:  # newer versions do so by default
-        least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in SPARSE])] = 0
+        least[np.isin(group, [index for index, each in enumerate(pool.groups) if each.kind in SPARSELY_CACHED])] = 0
     require((memory.cached[rows] >= least) & (memory.cached[rows] <= most), file, _RULE, rows)
     if is_sparse and pool.groups and meta.source == "simulation":
         least_of_rows, most_of_rows = np.zeros((2, len(memory)), np.int64)
@@ -79,11 +79,11 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:
-    """Check that a finished request leaves all its full pages in SGLang's tree, and a retracted one at most its full
-    pages.
+    """Check the pages that each request leaves in SGLang's tree.
 
-    In a pool with windows, a finished request may leave fewer: only the pages up to the end of a hit whose windows were
-    evicted.
+    A finished request leaves all its full pages, and a retracted one at most its full pages. In a pool with windows, a
+    finished request may leave fewer. This happens if the slots of windows of its prefix hit were evicted: then it
+    leaves only the pages of the hit.
     """
     recording, memory, steps = replay.recording, replay.recording.memory, replay.recording.steps
     assert memory.cached is not None
@@ -128,11 +128,10 @@ def _blocks_for_hit(group: KVCacheGroup, aligned: int) -> int:
 
 
 def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the smallest and the largest possible number of tokens in the prefix cache when each of `rows` releases
-    units.
+    """Return the smallest and the largest possible number of cached tokens at each of the releases in `rows`.
 
-    A step caches the tokens that it computes. A token that is the output of an earlier step is cached only when this
-    output has come. A request that recomputes known tokens waits for no output.
+    A step caches the tokens that it computes. If a token is the output of an earlier step, it is cached only after this
+    output was processed. A request that recomputes known tokens waits for no output.
     """
     recording, meta = replay.recording, replay.recording.meta
     request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
@@ -158,9 +157,9 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
 
 
 def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray) -> CachedTokens:
-    """Return how many tokens each request has in the prefix cache when it releases units at `seq`.
+    """Return the number of tokens that each request has in the prefix cache when it releases units at `seq`.
 
-    The arguments and the result are as in `cached_with_drafts`.
+    `previous_end` and the result are as in `cached_with_drafts`.
     """
     recording, progress = replay.recording, replay.progress
     moments = recording.steps.schedule_seq
@@ -180,11 +179,11 @@ def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, pre
 def _loaded_but_not_cached(
     replay: Replay, request: IntArray, seq: IntArray, upto: IntArray
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return two arrays about each request's latest load before `seq`: the number of loaded tokens that no step has
-    used, and whether they may be cached.
+    """Return two arrays about the latest load of each request before `seq`, if no step has used its tokens yet.
 
-    Loaded blocks are cached in the first step after the end of their load is reported, so they may be cached if the end
-    was reported before `seq`. `upto` is the last step before the release.
+    The first has the number of loaded tokens, or 0. The second is True if these tokens may be cached. Loaded blocks are
+    cached in the first step after the end of their load is reported, so they may be cached if the end was reported
+    before `seq`. `upto` is the last step before the release.
     """
     transfers = replay.recording.transfers
     if transfers is None or not len(transfers):
@@ -200,8 +199,9 @@ def _loaded_but_not_cached(
 
 
 def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: IntArray) -> npt.NDArray[np.int64]:
-    """Count, for each request, the steps up to `upto` whose output comes after the event number `moment`. Steps that
-    give no output do not count.
+    """Count, for each request, the steps up to `upto` whose output comes after the event number `moment`.
+
+    Steps that give no output do not count.
     """
     recording, progress = replay.recording, replay.progress
     first = np.full(len(recording.requests), len(recording.steps))
@@ -213,8 +213,9 @@ def _num_in_flight(replay: Replay, request: IntArray, moment: IntArray, upto: In
 
 
 def _step_of_previous_end(recording: Recording, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for each request, the last step before its latest release of all memory earlier than `seq`; -1 without
-    such a release.
+    """Return, for each request, the last step before its previous release of all memory; -1 if there is none.
+
+    The previous release is the latest one before the event number `seq`.
     """
     memory, ends = recording.memory, recording.memory.end_rows
     key = sort_key(memory.request[ends], memory.seq[ends])

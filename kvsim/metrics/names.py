@@ -67,7 +67,7 @@ _SCATTERING: Final = (Paged.name, Radix.name)
 def tells_owners(recording: Recording) -> bool:
     """Tell whether colours can identify requests.
 
-    They cannot if requests hold scattered units and more requests run than there are hues.
+    They cannot if the policy scatters units over the pool and more requests run at once than there are hues.
     """
     running = recording.steps.running
     most = int(running.max()) if len(running) else 0

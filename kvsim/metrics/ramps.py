@@ -46,8 +46,9 @@ def ramp(num_frames: int, begin: IntArray, step: IntArray, amount: IntArray) -> 
 class Ramps:
     """Computed tokens of every request while it holds memory: for each schedule row a jump, then one token per frame.
 
-    A row has `first` computed tokens at frame `begin`, and one more in each of the next `rise` frames. It is valid
-    until frame `end`, at which the next row of the request begins or the request releases its memory.
+    With a row, the request has `first` computed tokens at frame `begin`, and one more in each of the next `rise`
+    frames. The row is valid until frame `end`, at which the request's next row begins or the request releases its
+    memory.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -80,11 +81,10 @@ class Ramps:
     def total_between(
         self, low: npt.NDArray[np.int64], high: npt.NDArray[np.int64], weight: npt.NDArray[np.int64] | None = None
     ) -> npt.NDArray[np.int64]:
-        """Return, for every frame, the number of computed tokens at positions [low, high) of their request, summed over
-        all requests.
+        """Return, for every frame, the number of computed tokens at positions [low, high), summed over all requests.
 
-        `low`, `high` and `weight` have an entry for each request. A token counts as often as `weight` says for its
-        request, or once if `weight` is None.
+        `low`, `high` and `weight` have an entry for each request. Each token counts `weight` times; once if `weight` is
+        None.
         """
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]
@@ -98,7 +98,7 @@ class Ramps:
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
-        """Return the frame at which each request releases the memory that it holds at `begin`; 0 if it holds none."""
+        """Return the frame at which each request releases the memory that it holds at frame `begin`; 0 for none."""
         held = replay.ledger.tables.residencies
         if not len(held.request):
             return np.zeros(len(request), np.int64)

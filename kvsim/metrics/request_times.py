@@ -45,7 +45,7 @@ class Latencies:
     e2e_s: FloatArray
     """End-to-end time in seconds, from `Requests.received_s` to the last output token."""
     wait_s: FloatArray
-    """Seconds in the queue, from `Requests.received_s` until first scheduled."""
+    """Seconds in the queue, from `Requests.received_s` until the request is first scheduled."""
 
 
 def latencies(recording: Recording) -> Latencies:

@@ -1,7 +1,6 @@
-"""Check of cached blocks of windows and states, for vLLM releases that keep such blocks only where certain hits may
-end.
+"""Check of cached blocks of windows and states, for vLLM releases that keep few of these blocks.
 
-Since vLLM 0.30 a request keeps the blocks before two positions: the last block boundary of its prompt, and its
+Since vLLM 0.30, a request keeps only the blocks before two positions: the last block boundary of its prompt, and its
 junction. The junction is the end of the prefix that full-attention layers had cached when the request was admitted, if
 that prefix is longer than the hit. No table has the junction, so it is derived from the blocks that were cached at the
 admission. For a request that was admitted several times, the junction may be anywhere.
@@ -25,8 +24,8 @@ from kvsim.recording.rules import require
 from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind
 from kvsim.replay import Replay
 
-SPARSE = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
-"""Kinds of KV-cache groups that may keep blocks at only some boundaries."""
+SPARSELY_CACHED = (CacheKind.SLIDING_WINDOW, CacheKind.MAMBA)
+"""Kinds of KV-cache groups that may keep blocks in the prefix cache at only some boundaries."""
 _UNKNOWN = -1
 _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
@@ -50,7 +49,7 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Se
     residency = np.repeat(np.arange(len(held.request)), np.diff(held.first_extent, append=len(tables.request)))
     junctions = _junctions(recording, tables, residency)
     for number, group in enumerate(recording.meta.pool.groups):
-        if group.kind not in SPARSE:
+        if group.kind not in SPARSELY_CACHED:
             continue
         extents = np.flatnonzero((tables.group == number) & (tables.death_row < len(recording.memory)))
         extents = extents[recording.memory.address[tables.death_row[extents]] != WHOLE_TABLE]
@@ -78,13 +77,13 @@ class _ReleasedBlocks(NamedTuple):
     def kept(
         self, recording: Recording, group: KVCacheGroup, *, drops: bool, ends_below: bool
     ) -> npt.NDArray[np.bool_]:
-        """Tell which blocks are needed by a hit that ends with the prompt or at the junction.
+        """Return True for each block that is needed by a hit that ends with the prompt or at the junction.
 
         Args:
             recording: the recording.
             group: the group of the blocks.
-            drops: this group computes the last block of a hit again, so a hit needs one block more.
-            ends_below: some group computes it again; then hits of the prompt end one boundary earlier.
+            drops: True if drafting computes the last block of a hit again in this group, so a hit needs one block more.
+            ends_below: True if this is so in any group. Then hits of the prompt end one boundary earlier.
         """
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
         extent = 1 if group.kind is CacheKind.MAMBA else -(-((group.window or 1) - 1) // size) + drops
@@ -106,11 +105,10 @@ class _ReleasedBlocks(NamedTuple):
         self, recording: Recording, group: KVCacheGroup, kept: npt.NDArray[np.bool_],
         least: IntArray, most: IntArray, file: Path,
     ) -> None:  # fmt: skip
-        """Check that a block stays cached if it was a prefix hit or is a full block in `kept`, and that no other block
-        does.
+        """Check that a block stays cached if it was a prefix hit or is a full block in `kept`, and no other block.
 
         `least` and `most` are bounds on the number of cached tokens of the request, by row. They determine which blocks
-        are full.
+        are full. If the junction is unknown, any full block may stay cached.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
@@ -125,8 +123,7 @@ class _ReleasedBlocks(NamedTuple):
 
 
 def _junctions(recording: Recording, tables: Holdings, residency: IntArray) -> npt.NDArray[np.int64]:
-    """Return the number of tokens before the junction of each residency: 0 for none, `_UNKNOWN` if the recording does
-    not show it.
+    """Return the number of tokens before the junction of each residency; 0 for none, `_UNKNOWN` if it is not known.
 
     A residency is the time from an admission of a request to the release of its memory. `residency` has the index of
     each extent's residency.
@@ -165,7 +162,7 @@ class _ScheduleMoments:
     def __init__(self, recording: Recording) -> None:
         self._schedule, self._by_request = recording.schedule, RowsByRequest.of(recording)
         self.row = self._by_request.row
-        """Numbers of the schedule rows, sorted by request and then by step."""
+        """Indices of the schedule rows, sorted by request and then by step."""
         self.span = 2 * len(recording.schedule) + 2
         """Number larger than all moments."""
 
@@ -189,20 +186,22 @@ class _CachedTimes(NamedTuple):
     """Moments at which prefixes entered the cache of a KV-cache group, and moments at which they were evicted."""
 
     keys: IntArray
-    """Keys of the prefixes, ascending. The index of a key is the prefix's number."""
+    """Keys of the prefixes, in ascending order."""
     cached: npt.NDArray[np.int64]
-    """Number of the prefix times `span`, plus the moment, for each time that a prefix enters the cache; ascending."""
+    """Index of the prefix in `keys` times `span`, plus the moment, for each time that a prefix enters the cache.
+
+    The numbers are in ascending order.
+    """
     evicted: npt.NDArray[np.int64]
-    """Number of the prefix times `span`, plus the moment, for each eviction of a prefix; ascending."""
+    """Numbers like those in `cached`, for each eviction of a prefix."""
     span: int
+    """Number larger than all moments."""
 
     @classmethod
     def of(
         cls, recording: Recording, tables: Holdings, residency: IntArray, group: int, moments: _ScheduleMoments
     ) -> _CachedTimes:
-        """Collect, for the blocks of prompts, the moments at which a step fills each block, and at which each is
-        evicted.
-        """
+        """Collect the moments at which steps fill the blocks of prompts, and at which these blocks are evicted."""
         memory, hashes = recording.memory, recording.requests.prompt_hashes
         size = recording.meta.pool.groups[group].block_size
         extents = np.flatnonzero((tables.group == group) & (memory.kind[tables.birth_row] == MemoryKind.APPEND))
@@ -223,7 +222,7 @@ class _CachedTimes(NamedTuple):
         return cls(keys, np.sort(number * moments.span + filled), evicted, moments.span)
 
     def at(self, keys: IntArray, moment: int) -> npt.NDArray[np.bool_]:
-        """Tell which of `keys` are in the cache at `moment`: they entered it more often than they were evicted."""
+        """Return True for each of `keys` that has entered the cache more often than it was evicted until `moment`."""
         if not len(self.keys):
             return np.zeros(len(keys), np.bool_)
         number = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -239,8 +238,8 @@ def _filled(
 ) -> npt.NDArray[np.int64]:
     """Return the moment at which each of `extents` enters the cache; `_UNKNOWN` if it never does.
 
-    It is in the first step of the extent's residency that computes tokens up to the next common boundary of all groups.
-    `size` is the number of tokens in an extent.
+    It is a moment in the first step of the extent's residency that computes tokens up to the next common boundary of
+    all groups. `size` is the number of tokens in an extent, which is one block.
     """
     schedule, held, aligned = recording.schedule, tables.residencies, recording.meta.pool.unit_tokens
     row = moments.row
@@ -259,7 +258,7 @@ def _filled(
 def _evictions(
     recording: Recording, tables: Holdings, moments: _ScheduleMoments
 ) -> tuple[IntArray, npt.NDArray[np.int64]]:
-    """Return, for each eviction, the extent with the prefix, and the moment when another request gets the unit."""
+    """Return the extent that held each evicted prefix, and the moment at which another request gets the block."""
     memory = recording.memory
     extents = np.flatnonzero(memory.kind[tables.birth_row] == MemoryKind.APPEND)
     place = sort_key(tables.address[extents], tables.birth_row[extents])

@@ -17,8 +17,8 @@ from kvsim.memory.waste import SlotState
 if TYPE_CHECKING:
     from kvsim.metrics import Summary
 
-_SOME = 0.05
-"""Mean number of waiting requests from which on a limit counts as holding requests back."""
+_MIN_WAITING = 0.05
+"""Smallest mean number of waiting requests with which a limit counts as holding requests back."""
 
 
 class Limit(Enum):
@@ -37,7 +37,7 @@ class RunVerdict:
     is_good: bool
     """True if all requests were served, no request was preempted, and no limit made requests wait."""
     limit: Limit | None
-    """Limit for which most requests waited; None if few requests waited, or if it is unknown for what."""
+    """Limit with the largest mean number of waiting requests; None if it is small or unknown; see `limit_of`."""
     sentence: str
 
     def as_dict(self) -> dict[str, bool | str | None]:
@@ -56,10 +56,10 @@ def verdict_of(summary: Summary) -> RunVerdict:
 
 
 def limit_of(summary: Summary) -> Limit | None:
-    """Return the limit for which most requests waited, as a mean over time. If requests were preempted or aborted, it
-    is memory in any case.
+    """Return the limit with the largest number of waiting requests, mean over time.
 
-    Return None if few requests waited, or if it is unknown for what.
+    If requests were preempted or aborted, it is memory in any case. Return None if that number is small, or if the
+    limits are unknown.
     """
     if summary.num_preemptions or summary.num_aborted:
         return Limit.MEMORY
@@ -67,7 +67,7 @@ def limit_of(summary: Summary) -> Limit | None:
     by_limit = {Limit.MEMORY: waits.memory, Limit.BATCH: waits.batch, Limit.TOKENS: waits.tokens}
     by_limit[Limit.ADAPTERS] = waits.adapters
     most = max(by_limit, key=lambda limit: np.nan_to_num(by_limit[limit]))
-    return most if by_limit[most] >= _SOME else None
+    return most if by_limit[most] >= _MIN_WAITING else None
 
 
 def limit_words(limit: Limit | None) -> str:
@@ -121,7 +121,7 @@ def peak_words(summary: Summary) -> str:
 
 
 def wasted_percent(summary: Summary) -> float:
-    """Return the percentage of the pool, mean over time, that was held but never needed, or free but unusable."""
+    """Return the percentage of the pool, mean over time, that was held but not needed, or free but unusable."""
     return float(
         summary.waste.pool_percent[[SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL]].sum()
     )

@@ -22,15 +22,13 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import Memory
 
 MOST_ROWS = 8
-"""Number of rows of `by_turn`. The last row is for the 8th turn and all later turns."""
+"""Largest number of rows of `by_turn`. The last of these rows is for the 8th turn and all later turns."""
 NONE = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SessionTurns(ColumnTable):
-    """Table with one row for each request of a run with sessions. Requests are identified by their row in
-    `requests`.
-    """
+    """Table with one row for each request of a run with sessions. A request is given by its row in `requests`."""
 
     name: ClassVar[str] = "turns"
 
@@ -48,8 +46,9 @@ class SessionTurns(ColumnTable):
     lost_tokens: IntArray = column("int32")
     """Number of history tokens, in full blocks, that had been computed before and were computed again."""
     evicted_s: FloatArray = column("float64")
-    """Time in seconds at which the first lost block was evicted; NaN if no block was lost, or if no eviction explains
-    the loss.
+    """Time at which the first lost block was evicted, in seconds from the first event.
+
+    NaN if no block was lost, or if no eviction explains the loss.
     """
     evicted_for: IntArray = column("int32")
     """Row of the request for which the first lost block was evicted; -1 if `evicted_s` is NaN."""
@@ -70,10 +69,10 @@ class TurnFigures(NamedTuple):
 
 
 def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
-    """Return, for each request, the number of history tokens in full units that had been computed before but were no
-    hit.
+    """Return, for each request, the number of history tokens in full units that were computed again.
 
-    It is 0 without sessions. `unit_tokens` is the number of tokens in a unit.
+    They had been computed before, but were no hit. The number is 0 without sessions. `unit_tokens` is the number of
+    tokens in a unit.
     """
     turns = requests.turns
     if turns is None:
@@ -141,11 +140,11 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return, for each turn, the time in seconds at which its first lost block was evicted, and the request for which
-    it was evicted.
+    """Return, for each turn, the time in seconds and the request of the eviction of its first lost block.
 
-    With several KV-cache groups, a hit ends at the first block that any group lacks. If several groups lack it, the
-    latest eviction counts. `lost` has the lost tokens of each request.
+    The request is the one for which the block was evicted. With several KV-cache groups, a hit ends at the first block
+    that any group lacks. If several groups lack it, the latest eviction counts. `lost` has the number of lost tokens of
+    each request.
     """
     requests, memory, hash_tokens = recording.requests, recording.memory, recording.meta.hash_block_size
     evicted_s, evicted_for = np.full(len(requests), np.nan), np.full(len(requests), NONE, np.int32)
@@ -163,7 +162,7 @@ def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, 
             if nth_key >= keys.lengths[request]:
                 continue
             some = evictions.slice_of(keys.values[keys.offsets[request] + nth_key], group)
-            evicted_at, evicted_by = schedule_s[memory.step[evictions.row[some]]], evictions.by[some]
+            evicted_at, evicted_by = schedule_s[memory.step[evictions.row[some]]], evictions.next_request[some]
             earlier = np.flatnonzero((evicted_at <= requests.first_scheduled_s[request]) & (evicted_by != request))
             if len(earlier):
                 last_of_groups.append((float(evicted_at[earlier[-1]]), int(evicted_by[earlier[-1]])))
@@ -181,10 +180,11 @@ class _Evictions(NamedTuple):
     """Evictions of blocks, sorted by the key and the KV-cache group of the block, and then by time."""
 
     key: npt.NDArray[np.int64]
-    """Key of the block's prefix times `num_groups`, plus the number of its group: a single number to search for."""
+    """Key of the block's prefix times `num_groups`, plus the index of its group: a single number to search for."""
     num_groups: int
     row: IntArray
-    by: IntArray
+    """Row of `memory.parquet` with the eviction."""
+    next_request: IntArray
     """Request that got the block next."""
 
     def slice_of(self, prefix_key: np.int64, group: int) -> slice:
@@ -198,9 +198,9 @@ def _evictions(
 ) -> _Evictions:
     """Return the evictions of blocks whose prefix key is known.
 
-    The latest allocation of a block before its eviction tells the request and the position, which have a key in `keys`.
-    The next allocation tells the request that got the block. A block that covers several hashes has the key of the last
-    one. `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`.
+    The latest allocation of a block before its eviction shows the block's request and position. Its key follows from
+    them: `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`, and a block with several hashes has the key of
+    the last one. The next allocation shows the request that got the block.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     extent, nth = expanded(memory.length[rows])

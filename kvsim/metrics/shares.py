@@ -33,8 +33,9 @@ class WasteShares:
     pool_percent: FloatArray
     """Percentage of the pool's slots in each state: float64[8], sum 100."""
     allocated_percent: FloatArray
-    """Percentage in each state of the slots that live sequences requested and hold: float64[8], sum 100; 0 in states of
-    free slots.
+    """Percentage in each state of the slots that live sequences hold: float64[8], sum 100; 0 in states of free slots.
+
+    Slots that rounding added to allocations do not count.
     """
 
     @property
@@ -73,9 +74,9 @@ def shares_of(mean_slots: FloatArray, capacity: int) -> WasteShares:
 
 
 def whole_percents(*parts: float) -> list[int]:
-    """Round shares to whole percentages that add up to 100; all are 0 if the shares are.
+    """Return shares as whole percentages that add up to 100; all are 0 if the shares are.
 
-    All shares are rounded down, and the missing percents go to the shares that lost most.
+    All are rounded down, and the missing percents go to the shares that lost most.
     """
     percents = 100 * np.array(parts) / (sum(parts) or 1.0)
     whole = np.floor(percents).astype(int)

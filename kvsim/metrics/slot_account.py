@@ -1,9 +1,11 @@
 """Number of slots of the pool in each of the eight states, at every frame of a recording.
 
-Summaries, plots of occupancy and `refuse_contradictions` use it. `Replay.slots` gives the same for one frame, unit by
-unit. This module computes all frames at once, by running sums, in time proportional to the rows of the recording: each
-extent of units adds its slots at its allocation and removes them at its release, and each schedule row adds its
-computed tokens. A row that decodes for many steps is a ramp (see `ramps`).
+A frame is the state after a step was scheduled, or after the last step. An extent is a range of consecutive units that
+one memory row gives to a request. `Replay.slots` gives the same numbers for one frame, unit by unit.
+
+This module computes all frames at once, by running sums, in time proportional to the rows of the recording. Each extent
+adds its slots at its allocation and removes them at its release, and each schedule row adds its computed tokens. A row
+that decodes for many steps is a ramp (see `ramps`).
 """
 
 from __future__ import annotations
@@ -44,7 +46,10 @@ class GapSlots:
     slots: npt.NDArray[np.int64]
     """Number of slots: int64[num_gaps, 8], in the order of `SlotState`."""
     held: npt.NDArray[np.int64]
-    """Number of slots that requests hold, including those added by rounding: int64[num_gaps]."""
+    """Number of slots that requests hold: int64[num_gaps].
+
+    They include slots that the allocator added to round up a request.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -60,16 +65,17 @@ class Waste:
     slots: npt.NDArray[np.int64]
     """Number of slots: int64[num_frames, 8], in the order of `SlotState`; every row adds up to `capacity`."""
     held: npt.NDArray[np.int64]
-    """Number of slots that requests hold, including those added by rounding: int64[num_frames]."""
+    """Number of slots that requests hold: int64[num_frames].
+
+    They include slots that the allocator added to round up a request.
+    """
     capacity: int
     """Number of slots in the pool."""
     in_gaps: GapSlots | None = None
     """Slots in the gaps between steps. None in the result of `with_gaps`, which has the gaps among its rows."""
 
     def with_gaps(self) -> Waste:
-        """Return the slots with a row for each frame, and a row for each gap whose slots differ from those of the step
-        before it.
-        """
+        """Return the slots with a row for each frame, and a row for each gap that differs from the step before it."""
         if self.in_gaps is None:
             return self
         step, slots, held = self.in_gaps.gaps.step, self.in_gaps.slots, self.in_gaps.held
@@ -83,8 +89,9 @@ class Waste:
         )
 
     def at(self, times_s: FloatArray) -> npt.NDArray[np.int64]:
-        """Return the slots in each state at each time: int64[num_times, 8]. Times before the first frame have the slots
-        of the first frame.
+        """Return the slots in each state at each time, gaps included: int64[num_times, 8].
+
+        Times before the first frame have the slots of the first frame, and times after the last one those of the last.
         """
         over_time = self.with_gaps()
         row = np.searchsorted(over_time.time_s, times_s, side="right") - 1
@@ -119,7 +126,7 @@ class Waste:
 def time_mean(time_s: FloatArray, values: IntArray) -> FloatArray:
     """Return the mean of `values` over time, along the first axis.
 
-    Each value is weighted by the seconds until the next one; the last has no weight. If all times are equal, all values
+    Each value is weighted by the seconds until the next one; the last has weight 0. If all times are equal, all values
     have equal weight.
     """
     weights = np.diff(time_s, append=time_s[-1])
@@ -129,8 +136,7 @@ def time_mean(time_s: FloatArray, values: IntArray) -> FloatArray:
 def means_between(time_s: FloatArray, values: npt.NDArray[Any], edges_s: FloatArray) -> FloatArray:
     """Return the mean of `values` over time in each interval between consecutive `edges_s`, along the first axis.
 
-    A value holds from its entry in `time_s` until the next one; before the first and after the last it is 0. Means of
-    columns with a constant sum have the same sum.
+    A value holds from its entry in `time_s` until the next one. Before the first and after the last entry, it is 0.
     """
     columns = values.reshape(len(values), -1).astype(np.float64)
     area = np.vstack((np.zeros(columns.shape[1]), np.cumsum(np.diff(time_s)[:, None] * columns[:-1], axis=0)))
@@ -175,8 +181,9 @@ def _in_gaps(replay: Replay, slots: Numbers, held: Numbers) -> GapSlots:
 
 
 def _account(replay: Replay, unusable: Numbers) -> tuple[Numbers, Numbers]:
-    """Return the slots in each state, int64[num_frames, 8], and the held slots, int64[num_frames]. `unusable` is as
-    `_unusable` returns it.
+    """Return the slots in each state, int64[num_frames, 8], and the held slots, int64[num_frames].
+
+    `unusable` is as `_unusable` returns it.
     """
     from kvsim.metrics.group_totals import group_totals  # noqa: PLC0415
 
@@ -222,19 +229,22 @@ def _check_totals(replay: Replay, slots: npt.NDArray[np.int64], capacity: int) -
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _FrameSlots:
-    """Numbers of slots in all block tables together, at every frame: int64[num_frames]. A shared unit counts once per
-    table.
+    """Numbers of slots in all block tables together, at every frame: int64[num_frames].
+
+    A shared unit counts once per table.
     """
 
     lengths: npt.NDArray[np.int64]
+    """Number of all slots."""
     rounding: npt.NDArray[np.int64]
-    """Number of allocated slots for which no request asked, because the allocator rounded up."""
+    """Number of slots that no request asked for, because the allocator rounded up."""
     within_full: npt.NDArray[np.int64]
-    """Number of requested slots from the beginning of a table up to the last token of its request that gets KV, padding
-    included.
+    """Number of requested slots within the full length of their request.
+
+    The full length counts padding, and all tokens that get KV before the request ends.
     """
     within_pad: npt.NDArray[np.int64]
-    """Number of requested slots before the first token of their request: padding."""
+    """Number of requested slots in the padding before the first token of their request."""
 
     @classmethod
     def of(cls, replay: Replay) -> _FrameSlots:
@@ -244,15 +254,15 @@ class _FrameSlots:
         end = np.append(first[1:], len(replay.ledger.tables.birth_row))
         for begin in range(0, len(first), _EXTENTS_AT_ONCE):
             some = slice(begin, begin + _EXTENTS_AT_ONCE)
-            for name, slots in cls._of_groups(replay, first[some], end[some]).items():
+            for name, slots in cls._of_ranges(replay, first[some], end[some]).items():
                 total[name] += slots
         return cls(**total)
 
     @staticmethod
-    def _of_groups(replay: Replay, first: IntArray, end: IntArray) -> dict[str, npt.NDArray[np.int64]]:
-        """Return the slots of groups of extents, by the names of the fields of this class.
+    def _of_ranges(replay: Replay, first: IntArray, end: IntArray) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the slots of ranges of extents, by the names of the fields of this class.
 
-        The extents [first, end) of a group are in one table, and were allocated and released together.
+        The extents [first[i], end[i]) of range i are in one table, and were allocated and released together.
         """
         tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
         extents = tables.at(first)
@@ -265,7 +275,7 @@ class _FrameSlots:
             runs_at = tables.at(rows)
             return (runs_at.position.astype(np.int64) + runs_at.requested) * unit_tokens
 
-        # A group of extents holds the requested slots [low, high) of its table. An extent may be longer than requested;
+        # A range of extents holds the requested slots [low, high) of its table. An extent may be longer than requested;
         # the requested slots of the next extent then begin where those of the extent before end. Single units are
         # never rounded up, and their positions are exact even if they replace other units.
         high = requested_end(end - 1)
@@ -278,7 +288,7 @@ class _FrameSlots:
         step_slots = length[growing] // repeat[growing]
 
         def sum_over_frames(amount: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-            """Return, for every frame, the sum of `amount` over the groups of extents that are held at the frame."""
+            """Return, for every frame, the sum of `amount` over the ranges of extents that are held at the frame."""
             if not len(growing):
                 return running_sum(replay.num_frames, (born, amount), (dead, -amount))
             at_once = np.where(repeat > 1, 0, amount)
@@ -295,9 +305,7 @@ class _FrameSlots:
 
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return two numbers of slots for every frame: those that requests hold, and those that are free with a cached
-    prefix.
-    """
+    """Return, for every frame, the number of slots that requests hold, and the number of free ones with a prefix."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     memory = replay.recording.memory
     rows, num_frames = np.searchsorted(memory.seq, replay.frame_seq, side="right"), replay.num_frames
@@ -330,10 +338,11 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 def _add_changes(
     part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
 ) -> None:
-    """Add the change at each frame to `cached`, and correct `held` so that a unit that several requests hold counts
-    once.
+    """Add the changes at each frame to `cached`, and corrections to `held`.
 
-    `frame` has, for each row of the memory table, the first frame that shows it.
+    `part` has consecutive uses of units. Without the corrections, a unit that several requests hold would count once
+    per request. Both arrays have changes that are to be summed up over frames. `frame` has, for each row of the memory
+    table, the first frame that shows it.
     """
     takes, is_held = part.until > part.row, part.is_held
     joins = np.flatnonzero(takes & is_held)  # allocations of units that another request holds
@@ -355,8 +364,9 @@ def _add_changes(
 
 
 def _unusable(replay: Replay) -> npt.NDArray[np.int64]:
-    """Return, for every frame, the number of free slots that the head of the queue cannot use; 0 after the
-    last step.
+    """Return, for every frame, the number of free slots that the head of the queue cannot use.
+
+    It is 0 after the last step, and at all frames if the recording does not state these slots.
     """
     units = replay.recording.steps.unusable_units
     if units is None:

@@ -1,8 +1,8 @@
 """Find the part of a run with a steady rate, between warm-up and drain.
 
 The decision uses only the requests, so that it is the same for a recording and for measured requests. The time between
-the first and last arrival is split into quarters. The mean number of running requests must be equal in them. The queue
-may grow: an overloaded server has a steady rate too.
+the first and last arrival is split into quarters. Except in very long runs, the mean number of running requests must be
+equal in the last two quarters. The queue may grow: an overloaded server has a steady rate too.
 """
 
 from __future__ import annotations
@@ -24,16 +24,15 @@ if TYPE_CHECKING:
 
 FEWEST_REQUESTS = 20
 """Smallest number of requests from which a rate is computed."""
-_LIVES = 4.0
+_MIN_RUN_TIMES = 4.0
 """Smallest time from first to last arrival for a steady rate, in multiples of a request's mean run time."""
-_MANY_LIVES = 40.0
-"""Time from first to last arrival above which a drift counts as chance and not as warm-up, in multiples of a request's
-mean run time.
+_DRIFT_RUN_TIMES = 40.0
+"""Time from first to last arrival from which on a drift counts as chance and not as warm-up.
 
-The load of a server near its limit drifts by chance.
+It is in multiples of a request's mean run time. The load of a server near its limit drifts by chance.
 """
-_LIVES_IN_A_LOOP = 2.0
-"""Smallest time from first to last arrival in a closed loop, in multiples of a request's mean run time.
+_MIN_RUN_TIMES_IN_LOOP = 2.0
+"""Value of `_MIN_RUN_TIMES` for a closed loop.
 
 The number of requests in a closed loop is constant, so only their ages have to mix.
 """
@@ -59,8 +58,9 @@ class Steadiness(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyPart:
-    """Steady part of a run, with its time span and rate; or the reason why there is none. Without a steady part, span
-    and rate are NaN.
+    """Steady part of a run, with its time span and rates; or the reason why there is none.
+
+    Without a steady part, span and rates are NaN.
     """
 
     steadiness: Steadiness
@@ -124,8 +124,8 @@ def steady_part(requests: Requests) -> SteadyPart:
     # The number of requests that come and go at random fluctuates by about its square root.
     chance = _SIGMAS * np.sqrt(min(8 * running_s / arriving_s, 1.0) * 2 * running[3])
     allowed = max(_ALIKE * running[3], 0.0 if is_loop else chance)
-    apart = abs(running[3] - running[2]) if arriving_s < _MANY_LIVES * running_s else 0.0
-    is_long = arriving_s >= (_LIVES_IN_A_LOOP if is_loop else _LIVES) * running_s
+    apart = abs(running[3] - running[2]) if arriving_s < _DRIFT_RUN_TIMES * running_s else 0.0
+    is_long = arriving_s >= (_MIN_RUN_TIMES_IN_LOOP if is_loop else _MIN_RUN_TIMES) * running_s
     if not is_long or apart > allowed:
         return SteadyPart(steadiness=Steadiness.SHORT, **facts)
     begin_s = quarters[1 if abs(running[3] - running[1]) <= allowed else 2][0]
@@ -148,8 +148,9 @@ def _mean_between(begin_s: Column, end_s: Column, low_s: float, high_s: float) -
 
 
 def _varies(arrival_s: Column) -> bool:
-    """Tell whether the arrival rate varies: the number of arrivals in some half or eighth of the time differs by more
-    than chance.
+    """Tell whether the arrival rate varies.
+
+    It does if the number of arrivals in some half or eighth of the time differs from the mean by more than chance.
     """
     gaps_s = np.diff(np.sort(arrival_s))
     variation = max(float(gaps_s.std() / gaps_s.mean()), 1.0)
@@ -162,8 +163,9 @@ def _varies(arrival_s: Column) -> bool:
 
 
 def _tokens_between(first_s: Column, last_s: Column, tokens: npt.NDArray[Any], low_s: float, high_s: float) -> float:
-    """Count the output tokens between `low_s` and `high_s`, as if the tokens of a request were evenly spaced after the
-    first.
+    """Count the output tokens between `low_s` and `high_s`.
+
+    The tokens of a request after its first one are assumed to be evenly spaced.
     """
     firsts = np.count_nonzero((first_s > low_s) & (first_s <= high_s) & (tokens > 0))
     inside_s, later = np.clip(last_s, low_s, high_s) - np.clip(first_s, low_s, high_s), np.maximum(tokens - 1.0, 0.0)

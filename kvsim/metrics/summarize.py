@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
-    """Return the summary of `recording`. `slots` are its slots by state, if they are known already; None: they are
-    computed.
-    """
+    """Return the summary of `recording`. `slots` has its slots by state; None: they are computed here."""
     meta = recording.meta
     if slots is None and len(recording.steps):
         slots = waste(recording)
@@ -53,7 +51,7 @@ def _figures(recording: Recording, slots: Waste) -> StepFigures:
         held=slots.held[:-1],
         states=slots.slots[:-1].T,
         is_fragmented=unusable > 0,
-        admitted=np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), steps.start_s, side="right"),
+        admitted_before=np.searchsorted(np.sort(admitted_s[~np.isnan(admitted_s)]), steps.start_s, side="right"),
         swapped_out=out,
         swapped_in=back,
     )
@@ -64,7 +62,7 @@ def _gap_figures(slots: Waste) -> GapFigures:
     assert in_gaps is not None
     gaps = in_gaps.gaps
     return GapFigures(
-        before=gaps.step + 1,
+        next_step=gaps.step + 1,
         begin_s=gaps.begin_s,
         running=gaps.running,
         waiting=gaps.waiting,

@@ -18,8 +18,8 @@ class Summary:
     """Figures of a run. Undefined figures, such as the mean of no values, are NaN.
 
     In means over time, the figures of a step count until the next step begins. If no step is in flight between its
-    output and the next step, they count until the output; from there to the next step, the figures after the output
-    count.
+    output and the next step, they count until the output. From the output to the next step, the figures after the
+    output count.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Summary:
     num_fragmented_requests: int
     """Number of requests that were first in the queue in one of the `num_fragmented_steps`."""
     swapped_out_bytes: int
-    """Number of bytes that were copied to host memory."""
+    """Number of bytes that were copied to host memory: by swapping, by native offload or by HiCache."""
     swapped_in_bytes: int
     prefix_queried_tokens: int
     """Number of prompt tokens looked up in the prefix cache. Each prompt counts once, when first scheduled."""
@@ -60,8 +60,9 @@ class Summary:
     computed_tokens: int
     """Number of tokens scheduled in all steps."""
     vain_tokens: int
-    """Number of computed tokens that no finished request needed: computed again, after the end of an output, or
-    padding.
+    """Number of computed tokens that no finished request needed.
+
+    They are tokens that are computed again, tokens after the end of an output, padding, and tokens of other requests.
     """
     mean_waiting: float
     """Number of requests in the queue, mean over time."""
@@ -115,9 +116,7 @@ class Summary:
 
 
 def hit_words(summary: Summary) -> str:
-    """Return words for a table: the share of prompt tokens that were found in the prefix cache; without a hit, the
-    reason.
-    """
+    """Return words for a table: the share of prompt tokens found in the prefix cache, or the reason for no hit."""
     if summary.prefix_no_hits:
         return f"0 %: {summary.prefix_no_hits}"
     return f"{100 * summary.prefix_hit_rate:.1f} % of {summary.prefix_queried_tokens:,} prompt tokens"

@@ -1,8 +1,8 @@
 """Sum the steps of a run, during a simulation or from a recording, and build the summary.
 
-The figures of a step count until the next step begins. If no step is in flight in between, they count until the step's
-output; from there to the next step, the figures after the output count. Only integrals over time are kept. They are
-always added in the same order, so that a run and its recording have the same figures.
+The figures of a step count until the next step begins. If no step is in flight between its output and the next step,
+they count until the output. From the output to the next step, the figures after the output count. Only integrals over
+time are kept. They are always added in the same order, so that a run and its recording have the same figures.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ STEPS_TOGETHER = 4_096
 _SCHEDULED, _WAITING, _FOR_MEMORY, _FOR_BATCH, _FOR_TOKENS, _FOR_ADAPTERS, _HELD, _STATES = range(8)
 """Rows of `Sums._integrals`. The row `_STATES` and the seven after it are the slot states."""
 _FREE_SHARE = 0.1
-"""Least share of the pool that is free while waiting requests count as waiting for an adapter and not for memory."""
+"""If at least this share of the pool is free, waiting requests count as waiting for an adapter, not for memory."""
 _ROUNDING = 1e-9
-"""Share of the pool below which a mean counts as 0: rounding errors that differences of long sums leave."""
+"""Share of the pool below which a mean counts as 0, because differences of long sums have rounding errors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -48,12 +48,12 @@ class StepFigures:
     """Number of tokens that the step computes."""
     preempted: Numbers
     held: Numbers
-    """Number of slots that requests hold, including those added by rounding."""
+    """Number of slots that requests hold, including slots that the allocator added to round up a request."""
     states: npt.NDArray[np.int64]
     """Number of slots in each state: int64[8, num_steps], in the order of `SlotState`."""
     is_fragmented: npt.NDArray[np.bool_]
     """True if enough slots for the first request in the queue are free, but not contiguous."""
-    admitted: Numbers
+    admitted_before: Numbers
     """Number of requests that were admitted in the run before the step."""
     swapped_out: Numbers
     """Number of units that the step copies to the host."""
@@ -77,19 +77,19 @@ class GapFigures:
     A gap may have no length, and its figures may be equal to those of the step before it.
     """
 
-    before: Numbers
-    """Number of the step that ends each gap, counted from 0 over the run."""
+    next_step: Numbers
+    """Index of the step that ends each gap, from 0 over the run."""
     begin_s: npt.NDArray[np.float64]
     running: Numbers
     waiting: Numbers
     held: Numbers
-    """Number of slots that requests hold, including those added by rounding."""
+    """Number of slots that requests hold, including slots that the allocator added to round up a request."""
     states: npt.NDArray[np.int64]
     """Number of slots in each state: int64[8, num_gaps], in the order of `SlotState`."""
 
     def between(self, begin: int, end: int) -> GapFigures:
         """Return the gaps before the steps [begin, end)."""
-        return self.some(slice(*np.searchsorted(self.before, (begin, end)).tolist()))
+        return self.some(slice(*np.searchsorted(self.next_step, (begin, end)).tolist()))
 
     def some(self, chosen: slice | npt.NDArray[np.bool_]) -> GapFigures:
         """Return the gaps that `chosen` selects."""
@@ -114,8 +114,7 @@ class Sums:
         self._last_fragmented = -1
 
     def add(self, steps: StepFigures, gaps: GapFigures | None) -> None:
-        """Add at least one and at most `STEPS_TOGETHER` steps, and the gaps before these steps. All calls but the last
-        add the maximum.
+        """Add 1 to `STEPS_TOGETHER` steps, and the gaps before these steps. All calls but the last add the maximum.
 
         `gaps` is None if there are none.
         """
@@ -138,13 +137,12 @@ class Sums:
         self._computed_tokens += int(steps.tokens.sum(dtype=np.int64))
         self._swapped_out += int(steps.swapped_out.sum(dtype=np.int64))
         self._swapped_in += int(steps.swapped_in.sum(dtype=np.int64))
-        self._add_fragmented(steps.admitted[steps.is_fragmented])
+        self._add_fragmented(steps.admitted_before[steps.is_fragmented])
 
     def _split_waiting(
         self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
     ) -> None:
-        """Split the waiting requests of each step by the limit for which they wait, into the rows `_FOR_...` of
-        `totals`.
+        """Write the rows `_FOR_...` of `totals`: the waiting requests of each step by the limit for which they wait.
 
         The limit follows from the running sequences, the computed tokens and the held slots of the step.
         """
@@ -164,7 +162,7 @@ class Sums:
         Return, for each step, the time in seconds until which the figures of the step before it count. A gap with the
         same figures as the step before it counts as a part of that step.
         """
-        index = gaps.before - self.num_steps
+        index = gaps.next_step - self.num_steps
         lasts = steps.start_s[index] > gaps.begin_s
         index, gaps = index[lasts], gaps.some(lasts)
         if self._is_static:
@@ -187,8 +185,8 @@ class Sums:
     def _add_fragmented(self, admitted: Numbers) -> None:
         """Count fragmented steps, and the requests that waited at the head of the queue in these steps.
 
-        `admitted` has, for each fragmented step, the number of requests admitted before it. Steps with the same number
-        have the same request at the head.
+        `admitted` has, for each fragmented step, the number of requests admitted before it. If two steps have the same
+        number, the same request was at the head.
         """
         self._num_fragmented_steps += len(admitted)
         if len(admitted):  # the number of admissions never falls
@@ -217,10 +215,9 @@ class Sums:
         return float((until_left - until_arrival).sum())
 
     def _means(self, requests: Requests, time_s: float, end_s: float, useless_slot_s: float) -> npt.NDArray[np.float64]:
-        """Return the means over time of all integrals, for the `time_s` seconds that end at `end_s`; NaN if `time_s` is
-        0.
+        """Return the means over time of all integrals, for the `time_s` seconds that end at `end_s`.
 
-        `useless_slot_s` is as in `summary`.
+        They are NaN if `time_s` is 0. `useless_slot_s` is as in `summary`.
         """
         integrals = self._integrals + self._last * (end_s - self._last_s)
         if self._is_static:
@@ -232,7 +229,10 @@ class Sums:
         return mean
 
     def _waiting_for(self, mean: npt.NDArray[np.float64]) -> WaitingFor:
-        """Return the mean number of requests that wait for each limit. `mean` is the result of `_means`."""
+        """Return the mean number of requests that wait for each limit. `mean` is the result of `_means`.
+
+        If the limits are unknown, the numbers are NaN.
+        """
         if self._limits is None:
             return UNKNOWN
         memory, batch, tokens, adapters = mean[_FOR_MEMORY : _FOR_ADAPTERS + 1].tolist()
@@ -307,7 +307,7 @@ def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """Return how many of `computed` tokens were not needed by a finished request, or had been computed before."""
+    """Return the number of `computed` tokens without those that the finished requests needed; see `vain_tokens`."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

@@ -32,9 +32,7 @@ class Limits:
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
-        """Return the limits in the settings of `engine`; those that it lacks are from `policy`. None if both
-        lack one.
-        """
+        """Return the limits in the settings of `engine`; any that it lacks is from `policy`. None if both lack one."""
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
         if policy.get("name") == "radix":
@@ -46,8 +44,7 @@ class Limits:
         return cls(max_num_seqs=num_seqs, max_num_batched_tokens=num_tokens, max_loras=slots or 0)
 
     def split(self, waiting: Column, running: Column, tokens: Column) -> tuple[Column, Column, Column]:
-        """Return, for each step, the numbers of requests that wait for memory, for a place in the batch, and for
-        tokens.
+        """Return, for each step, how many requests wait for memory, for a place in the batch, and for tokens.
 
         All arrays have one entry per step: waiting requests, running sequences, computed tokens.
         """
@@ -61,8 +58,8 @@ class Limits:
 class SGLangLimits(Limits):
     """Limits of one step of SGLang.
 
-    SGLang admits a request only if its longest answer fits beside the expected rest of the running answers. So requests
-    may wait for memory although some is free.
+    SGLang admits a request only if there is room for its longest answer and for the expected rest of the running
+    answers. So requests may wait for memory although some is free.
     """
 
     seqs_setting: ClassVar[str] = "max_running_requests"

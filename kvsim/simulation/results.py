@@ -122,7 +122,7 @@ class Totals:
         rows = rows[:num_due]
         held, states = self._held_and_states(rows)
         return GapFigures(
-            before=rows["before"], begin_s=rows["begin_s"], running=rows["running"], waiting=rows["waiting"],
+            next_step=rows["before"], begin_s=rows["begin_s"], running=rows["running"], waiting=rows["waiting"],
             held=held, states=states,
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ class Totals:
             held=held,
             states=states,
             is_fragmented=steps["unusable_units"] > 0,
-            admitted=steps["num_admitted"],
+            admitted_before=steps["num_admitted"],
             swapped_out=steps["swapped_out"],
             swapped_in=steps["swapped_in"],
         )
