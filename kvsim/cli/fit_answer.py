@@ -25,8 +25,8 @@ def print_fit(answer: Answer) -> None:
     echo(f"Limit: {answer.limit}")
     if answer.splits:
         echo(answer.splits)
-    if answer.bound:
-        echo(answer.bound)
+    if answer.left_out:
+        echo(answer.left_out)
     outcome, server = answer.outcome, answer.server
     gpus = f"{server.num_gpus} x {server.gpu.name}" if server.num_gpus > 1 else server.gpu.name
     rows: list[tuple[str, ...]] = [

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def changes(server: SearchedServer, *, longest_tokens: int, most: int = 60) -> list[ServerChange]:
-    """Return at most `most` changes of `server`: single changes, then pairs of settings, then settings combined with
-    types.
+    """Return at most `most` changes of `server`: single changes, then pairs of changes.
 
-    If the server has replicas, divisions into prefill and decode servers come first. `longest_tokens` is the length of
-    the longest request, prompt and output, which the server must still serve.
+    A pair has two limits, two settings, or a setting and a type. The three kinds of pairs take turns. If the server has
+    replicas, splits into prefill and decode servers come first. `longest_tokens` is the length of the longest request,
+    prompt and output, which the server must still serve.
     """
     splits, settings, limits, types, gpus = _candidates(server, longest_tokens)
     alone = [*splits, *settings, *types, *gpus]

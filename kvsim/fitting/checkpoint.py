@@ -28,7 +28,7 @@ _AWQ = {
     "Qwen/Qwen3-8B": "Qwen/Qwen3-8B-AWQ",
     "Qwen/Qwen3-32B": "Qwen/Qwen3-32B-AWQ",
 }
-"""AWQ checkpoint of a listed model, by name; that of an instruction-tuned sibling if the base model has none."""
+"""AWQ checkpoint of a listed model, by name. If the base model has none, it is that of an instruction-tuned sibling."""
 _ONLINE = "fp8"
 """Format to which vLLM converts 16-bit weights while loading (`--quantization fp8`)."""
 
@@ -82,9 +82,7 @@ def _sibling(model: Model) -> tuple[str, list[str]] | None:
 
 @lru_cache(maxsize=64)
 def _stored(named: str) -> str | None:
-    """Return the weight format that the name of a checkpoint states; None if it states none, or if no such model is
-    listed.
-    """
+    """Return the weight format that the name of a checkpoint states; None if it states none, or is not listed."""
     try:
         found = find_model(named).quantization
     except KvsimError:

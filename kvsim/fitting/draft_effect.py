@@ -28,10 +28,10 @@ def without_drafts(found: Answer, search: Search) -> Answer | None:
 
 
 def drafts_words(found: Answer, plain: Answer) -> str:
-    """Describe how drafts change the outcome of the load, and how many blocks they cost. `plain` is the answer without
-    drafts.
+    """Describe how drafts change the outcome of the load, and how many blocks they cost.
 
-    An outcome may have no rate or no TPOT (NaN): no request is served, or each has a single output token.
+    `plain` is the answer without drafts. An outcome has no rate (NaN) if no request is served, and no TPOT if each
+    request has a single output token.
     """
     assert isinstance(found.server, Server)
     assert isinstance(plain.server, Server)

@@ -14,15 +14,17 @@ if TYPE_CHECKING:
 
 TOO_SHORT = "too short to tell"
 """Key in `Goal.misses` for a load that misses no condition, but whose output rate has not settled."""
-_FEW = 0.01
-"""Tolerance of three conditions: preemptions per request, the share of requests that wait (0 to 1), and the seconds by
-which the queueing time grows each second.
+_TOLERANCE = 0.01
+"""Largest value of each of three figures with which a load fits.
+
+They are the preemptions per request, the share of requests that wait (0 to 1), and the growth of the queueing time in
+seconds per second.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Targets of latencies, in seconds; None where there is no target."""
+    """Targets of latencies, in seconds. A target that is None does not apply."""
 
     ttft_p99_s: float | None = None
     tpot_p99_s: float | None = None
@@ -41,10 +43,10 @@ class Goal:
         if outcome.error:
             return {"does not start": math.inf}
         found = {
-            "preemptions": outcome.preemptions_per_request - _FEW,
-            "waiting": outcome.waiting_share - _FEW,
+            "preemptions": outcome.preemptions_per_request - _TOLERANCE,
+            "waiting": outcome.waiting_share - _TOLERANCE,
             "refused": outcome.refused_share,
-            "overload": outcome.overload - _FEW,
+            "overload": outcome.overload - _TOLERANCE,
         }
         for name, target, value in (
             ("TTFT p99", self.ttft_p99_s, outcome.ttft_s.p99),
@@ -62,7 +64,8 @@ class Goal:
         return not self.misses(outcome)
 
     def shortfall(self, outcome: Outcome) -> float:
-        """Return the sum of `misses`, by which servers are compared: 0 if the load fits, infinity if the server does
-        not start.
+        """Return the sum of `misses`: 0 if the load fits, infinity if the server does not start.
+
+        Servers that miss the goal are compared by this sum.
         """
         return sum(self.misses(outcome).values())

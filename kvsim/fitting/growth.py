@@ -27,13 +27,14 @@ _SHOWN_KINDS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grown:
-    """Smallest number of servers of one kind that fit a multiple of the load."""
+    """Smallest number of servers of one kind that a multiple of the load needs."""
 
     times: float
     """Factor on the load."""
     words: str
     """Kind of server, as a change of the server in the question; `as asked` for an unchanged one."""
     server: SearchedServer
+    """Server of this kind. Its `replicas` is the smallest number."""
     outcome: Outcome
     price_per_hour: float | None
     """Price per hour of the GPUs of all servers; None if no price of this GPU is given."""
@@ -54,18 +55,17 @@ class Grown:
             "gpu": self.server.gpu.name,
             "price_per_hour": self.price_per_hour,
             "price_per_million_output_tokens": self.price_per_million,
-            "command": self.server.command() if self.server.starts else None,
+            "command": self.server.command() if self.server.has_checkpoint else None,
             **self.outcome.as_dict(),
         }
 
 
 def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Mapping[str, float]) -> list[Grown]:
-    """Return, for each multiple of a load, the three cheapest ways to serve it: a kind of server, and the smallest
-    number of such servers.
+    """Return, for each multiple of a load, the three cheapest ways to serve it.
 
-    The kinds are the server of `answer` and each change of its GPUs alone. The load of `answer` is the first multiple.
-    `prices` are per GPU hour, by the name of the GPU; if a price is missing, the ways with the fewest GPUs are
-    returned.
+    A way is a kind of server, and the smallest number of such servers. The kinds are the server of `answer` and each
+    change of its GPUs alone. The load of `answer` has the size of the first multiple. `prices` are per GPU hour, by the
+    name of the GPU. If a price is missing, the ways with the fewest GPUs are returned.
     """
     kinds = {"as asked": answer.server.changed(replicas=1)} | {
         each.change.words: each.change.server.changed(replicas=1)
@@ -96,9 +96,9 @@ def grown(answer: Answer, search: Search, multiples: Sequence[float], prices: Ma
 
 
 def _numbers(times: float, capacity: float) -> range:
-    """Return the numbers of servers to try for `times` the load, if one server fits `capacity` times the load.
+    """Return the numbers of servers to try for `times` the load, if `capacity` times the load fits one server.
 
-    An infinite `capacity` means that every load that was tried fits one server.
+    An infinite `capacity` means that every load that was tried fits one server; 0 means that none did.
     """
     if not capacity:
         return range(0)
@@ -113,8 +113,9 @@ def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
 
 
 def prices_of(text: str | None, gpu: str) -> dict[str, float]:
-    """Return the price per GPU hour, by the name of the GPU. `text` is `2.5`, which is the price of `gpu`, or a list
-    such as `H100=2.5,B200=6`; None for no prices.
+    """Return the price per GPU hour, by the name of the GPU.
+
+    `text` is a single price of `gpu`, such as `2.5`, or a list such as `H100=2.5,B200=6`. None: no prices are known.
     """
     found = {}
     for part in (text or "").split(",") if text else []:

@@ -29,8 +29,8 @@ class Largest(NamedTuple):
 
     Infinity if every load that was tried fits. None if not even one user, or a sixteenth of the arrivals, fits.
     """
-    is_least: bool
-    """True if `size` is a lower bound: the next larger load misses no condition, but its rate has not settled."""
+    is_lower_bound: bool
+    """True if the next larger load that was tried misses no condition, but its rate has not settled."""
 
 
 def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: EngineName = "auto") -> Largest:

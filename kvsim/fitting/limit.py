@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 
 def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal) -> str:
-    """Describe the limit that makes requests wait after the warm-up; if there is none, the work that takes most time of
-    the steps.
-    """
+    """Describe the limit that makes requests wait; if there is none, the work that takes most of the time."""
     if outcome.error:
         return "memory: nothing can be served."
     if prompts_too_long(server, load):

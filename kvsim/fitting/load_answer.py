@@ -31,13 +31,14 @@ class Answer:
     goal: Goal
     outcome: Outcome
     band: dict[str, tuple[float, float]]
+    """Prediction interval (low, high) of each figure of `outcome`, by the names in `figures_of`."""
     largest: float | None
     """Largest load that fits: a number of users, or a factor on the arrival rate.
 
     Infinity if every load that was tried fits. None if none fits, or if `searched` is False.
     """
     largest_is_least: bool
-    """True if `largest` is a lower bound; see `Largest.is_least`."""
+    """True if `largest` is a lower bound; see `Largest.is_lower_bound`."""
     searched: bool
     """True if the largest load was searched for."""
     remedies: tuple[Remedy, ...]
@@ -45,8 +46,8 @@ class Answer:
     tried: tuple[Remedy, ...]
     """All changes that were simulated."""
     shortened_from: int | None = None
-    """The asked `max_model_len`, if the server does not start with it; None if it starts."""
-    bound: str = ""
+    """Requested `max_model_len`, if the server does not start with it; None if it starts."""
+    left_out: str = ""
     """Sentence on simulations that were left out because they take long; empty if none was."""
 
     def __repr__(self) -> str:
@@ -67,7 +68,7 @@ class Answer:
 
     @property
     def doubts(self) -> dict[str, tuple[str, str]]:
-        """Prediction interval, as text, of each latency whose interval contains the target, by the name of the latency.
+        """Prediction interval (low, high), as text, of each latency whose target lies in this interval, by name.
 
         It is empty if another condition is missed, because the load then certainly does not fit.
         """
@@ -104,7 +105,7 @@ class Answer:
             "doubts": list(self.doubts),
             "limit": self.limit,
             **splits,
-            **({"bound": self.bound} if self.bound else {}),
+            **({"bound": self.left_out} if self.left_out else {}),
             "largest": self.largest,
             "largest_is_least": self.largest_is_least,
             "largest_in": "users" if self.load.users is not None else "times the arrivals",
@@ -125,10 +126,10 @@ class Answer:
 def answer(
     server: SearchedServer, load: Load, goal: Goal, search: Search, *, most: int = 60, find_largest: bool = True
 ) -> Answer:
-    """Simulate `load` on `server` and on up to `most` changes of it, but on none if every prompt is too long.
+    """Simulate `load` on `server` and on up to `most` changes of it. If every prompt is too long, no change is tried.
 
     Args:
-        server: the server; if vLLM would not start with its `max_model_len`, the longest that fits is used.
+        server: the server. If vLLM would not start with its `max_model_len`, the longest that fits is used.
         load: the requests and their senders.
         goal: targets that decide whether the load fits.
         search: how to run the simulations.
@@ -155,16 +156,18 @@ def answer(
         outcome=outcome,
         band=search.band(starting, load, outcome),
         largest=None if largest is None else largest.size,
-        largest_is_least=largest is not None and largest.is_least,
+        largest_is_least=largest is not None and largest.is_lower_bound,
         searched=finds,
         remedies=tuple(search.with_bands(helpful(tried, outcome, goal), load)),
         tried=tuple(tried),
         shortened_from=server.length_limit.value if starting is not server else None,
-        bound="" if (num_changes, finds) == (most, find_largest) else _bound(starting, outcome, num_changes, most),
+        left_out=""
+        if (num_changes, finds) == (most, find_largest)
+        else _left_out(starting, outcome, num_changes, most),
     )
 
 
-def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
+def _left_out(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
     tried = f"at most {num_changes:,} of {most:,} changes were tried, and " if num_changes < most else ""
     ranks = f" of {server.model.data_parallel_size} ranks that wait for each other" * server.model.has_shared_experts
     servers = f"{server.replicas:,} servers" if server.replicas > 1 else "a server"
@@ -177,20 +180,21 @@ def _bound(server: SearchedServer, outcome: Outcome, num_changes: int, most: int
 def command_dict(server: SearchedServer) -> dict[str, Any]:
     """Return for JSON the command that starts a server, or a sentence that no checkpoint is known."""
     return {
-        "command": server.command() if server.starts else None,
-        "needs": None if server.starts else server.command(),
+        "command": server.command() if server.has_checkpoint else None,
+        "needs": None if server.has_checkpoint else server.command(),
     }
 
 
 def bands(band: dict[str, tuple[float, float]]) -> dict[str, list[float]]:
-    """Return the prediction intervals `band` with lists in place of tuples, for JSON. Figures without an interval (NaN)
-    are left out.
+    """Return the prediction intervals `band` for JSON, with lists in place of tuples.
+
+    Figures without an interval (NaN) are left out.
     """
     return {name: [low, high] for name, (low, high) in band.items() if not math.isnan(low)}
 
 
 def remedy_dict(remedy: Remedy) -> dict[str, Any]:
-    """Return a remedy for JSON."""
+    """Return a remedy for JSON: the change, the command of the changed server, and the outcome."""
     return {
         "change": remedy.change.words,
         "kind": remedy.change.kind.name.lower(),

@@ -30,8 +30,8 @@ _MOST_REQUESTS, _MOST_TOKENS = 20_000, 4_000_000
 """Maximum numbers of requests and of output tokens of a load that is repeated until its rate settles."""
 _MOST_AT_ONCE = 8
 """Largest factor by which a load is made longer after one simulation."""
-_ENOUGH = 6.0
-"""Duration of the arrivals that a longer load aims for, as a multiple of the mean running time of a request."""
+_AIMED_RUN_TIMES = 6.0
+"""Duration of the arrivals that a longer load aims for, in multiples of a request's mean running time."""
 _UNIT_TOKENS = 16
 """Number of tokens per hash, if hashes are made from token ids."""
 _BEYOND_KEYS = 44
@@ -44,7 +44,7 @@ class Load:
 
     workload: Workload
     users: int | None = None
-    """Number of users; None for an open loop. A user sends the next request after the answer to the one before."""
+    """Number of users; None for an open loop. A user sends each request after the answer to the request before."""
     think_s: float = 0.0
     """Seconds between an answer and the next request of the same user."""
     stamp_at_entry: bool = False
@@ -55,7 +55,7 @@ class Load:
     """Requested rate of an open loop, in requests per second; None if no rate was requested."""
 
     def of_users(self, users: int) -> Load:
-        """Return this load with another number of users. Each sends as many requests as before."""
+        """Return this load with another number of users. Each user sends about as many requests as before."""
         per_user = max(len(self.workload) / (self.users or users), 1.0)
         wanted = max(round(per_user * users), min(_LEAST_REQUESTS, len(self.workload)))
         return replace(self, workload=repeated(self.workload, wanted), users=users)
@@ -74,7 +74,7 @@ class Load:
             return None
         now, tokens = len(self.workload), float(self.workload.output_tokens.mean())
         most = min(_MOST_REQUESTS, int(_MOST_TOKENS / tokens))
-        times = min(max(_ENOUGH * part.running_s / part.arriving_s, 2.0), _MOST_AT_ONCE)
+        times = min(max(_AIMED_RUN_TIMES * part.running_s / part.arriving_s, 2.0), _MOST_AT_ONCE)
         if now >= most:
             return None
         wanted = max(int(np.ceil(now * times)), FEWEST_REQUESTS)  # fewer have no rate
@@ -99,11 +99,10 @@ def requests_for(users: int) -> int:
 
 
 def repeated(workload: Workload, num_requests: int) -> Workload:
-    """Return at least `num_requests` requests: the first ones of `workload`; if it has fewer, its requests several
-    times in turn.
+    """Return the first `num_requests` requests of `workload`. If it has fewer, all its requests are repeated in turn.
 
-    Sessions are never cut, so there may be more requests than asked for. A prefix or an image that only one prompt has
-    is new in every repetition. One that several prompts have, such as a system prompt, is shared by all repetitions.
+    Sessions are never cut, so there may be more requests than asked for. If only one prompt has a prefix or an image,
+    the prefix or image is new in every repetition. If several prompts have it, all repetitions share it.
     """
     if num_requests <= len(workload) and workload.turns is None:
         return workload.head(num_requests)
@@ -137,9 +136,10 @@ def repeated(workload: Workload, num_requests: int) -> Workload:
 
 
 def _images_again(workload: Workload, rows: Column, times: Column) -> Images | None:
-    """Return the images of the requests `rows`, where `times` numbers the repetition of each. None without images.
+    """Return the images of the requests `rows`; None without images.
 
-    An image of a single prompt or session is new in every repetition.
+    `times` has the number of the repetition of each request, from 0. An image of a single prompt or session is new in
+    every repetition.
     """
     images = workload.images
     if images is None:
@@ -152,8 +152,9 @@ def _images_again(workload: Workload, rows: Column, times: Column) -> Images | N
 
 
 def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
-    """Return the rows of whole sessions with at least `num_requests` requests, and for each row the number of its
-    repetition, from 0.
+    """Return the rows of whole sessions, and the number of the repetition of each row, from 0.
+
+    The sessions have at least `num_requests` requests together.
     """
     session = turns.session
     size = np.bincount(session)
@@ -164,7 +165,7 @@ def _whole_sessions(turns: Turns, num_requests: int) -> tuple[Column, Column]:
 
 
 def _again(turns: Turns, rows: Column, times: Column) -> Turns:
-    """Return the turns of the requests `rows`, where `times` numbers the repetition of each, from 0.
+    """Return the turns of the requests `rows`. `times` has the number of the repetition of each request, from 0.
 
     A turn waits for the turn before it in the same repetition.
     """
@@ -179,8 +180,9 @@ def _again(turns: Turns, rows: Column, times: Column) -> Turns:
 
 
 def steady(load: Load, measured: Measured, part: SteadyPart) -> npt.NDArray[np.int64]:
-    """Return the rows in `measured.requests` of the finished requests after the warm-up. In a closed loop, the last
-    requests of the users are left out, too.
+    """Return the rows in `measured.requests` of the finished requests after the warm-up.
+
+    In a closed loop, the last requests of the users are left out, too.
     """
     requests = measured.requests
     order = np.argsort(requests.arrival_s, kind="stable")

@@ -35,11 +35,9 @@ _OVERLOADED_S = 1.0
 _FEWEST_WAITS = 8
 """Least number of requests after the warm-up for which the growth of the queueing time is calculated."""
 _MOST_GROWTH = 0.5
-"""Seconds by which the queueing time grows each second, above which the load is not repeated to let its rate settle."""
+"""Growth of the queueing time, in seconds per second, above which a load is not made longer to let its rate settle."""
 _IGNORED_SHARE = 0.05
-"""Largest share of all requests that replicas with too few requests for a rate may have together, to be left out when
-the rate is judged.
-"""
+"""Replicas with too few requests for a rate are ignored if they have at most this share of all requests together."""
 _PRICE = 1.5
 """Smallest ratio of the new latency to the old one with which the latency is mentioned as the price of a change."""
 _MENTIONED_LOSS = 0.05
@@ -62,7 +60,7 @@ class Outcome:
     output_tokens_per_s: float = np.nan
     """Output tokens per second of all replicas, in the steady part of the run; over the whole run if there is none."""
     steadiness: Steadiness = Steadiness.STEADY
-    """State of the output rate of an open loop: settled or not. It is always STEADY in a closed loop."""
+    """Whether the output rate of an open loop settled, and if not, why not; STEADY for other loads."""
     num_requests: int = 0
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan
@@ -74,29 +72,28 @@ class Outcome:
     vain_share: float = 0.0
     """Share of the computed tokens that had to be computed again, 0 to 1."""
     waiting_share: float = 0.0
-    """Share of the requests in the server that wait for memory, for a place in the batch, or for a slot of their
-    adapter.
+    """Share of the requests in the server that wait for memory, a place in the batch, or a slot of their adapter.
 
     It is the mean over time, 0 to 1.
     """
     waiting_for: WaitingFor | None = None
-    """Mean numbers of waiting requests over the whole run, by what they wait for; None without a simulation."""
+    """Mean number of waiting requests for each limit, over the whole run; None without a simulation."""
     steady_queue: float = 0.0
     """Mean number of requests that wait for their first step, over the time after the warm-up."""
     refused_share: float = 0.0
     overload: float = 0.0
     """Growth of the queueing time in an open loop, in seconds per second; 0 if the server keeps up."""
     mean_batch: float = np.nan
-    """Sum of the mean batches of all replicas."""
+    """Mean number of sequences in the batch, summed over all replicas."""
     peak_occupancy: float = np.nan
-    """Largest peak of all replicas."""
+    """Largest share of a replica's pool that requests held at any time, 0 to 1."""
     limit: Limit | None = None
-    """Limit of the replica with the most preemptions or, if several have these, the longest mean queue.
+    """Limit of the replica with the most preemptions; among equals, of the one with the longest mean queue.
 
-    None if few requests waited there, or if it is unknown for what.
+    None if few requests waited there, or if the limits are unknown.
     """
     shares: TimeShares | None = None
-    """Shares of the run of the first replica; None if they are not known."""
+    """Shares of the first replica's time, by kind of work; None if they are not known."""
     label: str = ""
     """Source of the step times, in words; empty without a simulation."""
 
@@ -122,7 +119,7 @@ def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto",
         server: the server and its number of replicas.
         load: requests and their senders.
         engine: as in `kvsim.simulation.Options`.
-        pace: factor on the GPU times; host times change by twice as much.
+        pace: factor on the GPU times. Host times get the factor 1 + 2 (pace - 1), but at least 0.1.
     """
     try:
         machine, policy = server.machine(), server.policy()
@@ -148,11 +145,11 @@ def evaluate(server: SearchedServer, load: Load, *, engine: EngineName = "auto",
 def _runs(
     load: Load, machine: Machine, policy: AnyPolicy, servers: Servers | None, options: Options
 ) -> tuple[list[Measured], list[Summary]]:
-    """Simulate `load`. Return the results of the servers that answer, and the summaries of the servers whose queues
-    count.
+    """Simulate `load`. Return the results of the servers that answer, and the summaries of those whose queues count.
 
     Without prefill servers, these are the same servers. With prefill servers, the decode servers answer, and only the
-    queues of the prefill servers count: requests at a decode server also wait for the transfer of their KV.
+    queues of the prefill servers count, because requests at a decode server also wait for the transfer of their KV.
+    Servers without requests are left out, except for prefill servers.
     """
     if servers is None:
         run = measure(load.workload, policy, machine, **options)
@@ -189,11 +186,10 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas with enough requests for a rate; all replicas if the others have more than the share
-    `_IGNORED_SHARE` of the requests.
+    """Return the replicas with enough requests for a rate; all replicas if the others have too many to be ignored.
 
     A router may send nearly all requests of a light load to its first servers. It would then take hours of simulation
-    until the last servers have enough requests.
+    until the last servers have enough requests. See `_IGNORED_SHARE`.
     """
     busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
     num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))
@@ -286,7 +282,8 @@ def _times(load: Load, run: Measured, part: SteadyPart) -> tuple[np.ndarray, ...
 def _overload(load: Load, arrival_s: np.ndarray, wait_s: np.ndarray) -> float:
     """Return the growth of the queueing time in seconds per second, from the waits of early and of late requests.
 
-    A request whose wait is unknown (NaN) is left out.
+    It is 0 in a closed loop, for few requests, or if the queueing time grows little over the whole run. A request whose
+    wait is unknown (NaN) is left out.
     """
     is_known = ~np.isnan(wait_s)
     arrival_s, wait_s = arrival_s[is_known], wait_s[is_known]

@@ -36,38 +36,38 @@ _FIGURES = {
 }
 """Key of a figure in the table of known errors, by the name of the figure in `Outcome`."""
 _RERUN = 2.3
-"""Half width of the 80 % interval of the number of preemptions in repeated runs, divided by the square root of the
-number.
+"""Half width of the 80 % interval of the number of preemptions in repeated runs, divided by this number's square root.
 
 Runs of the same load on two machines had 44, 52, 52 and 75 preemptions.
 """
-_NOTICED = 0.98
-"""Ratio of the smaller to the larger of two figures, from which on the two count as equal."""
+_EQUAL_RATIO = 0.98
+"""Smallest ratio of the smaller to the larger of two figures that count as equal."""
 _NEARER = 0.95
 """Largest ratio of the new shortfall to the old one with which a change counts as helpful."""
 _SOONER = 0.8
 """Largest ratio of the new mean end-to-end time to the old one with which a change counts as faster."""
 _SHOWN = 6
 _WORTH_COMPILING = 2_000_000
-"""Number of output tokens of all simulations together from which compiling pays.
+"""Number of output tokens, in all simulations together, from which on compiling saves time.
 
-Without compiled code, they take half a minute.
+Simulations with this number of tokens take half a minute without compiled code.
 """
 
-_MOST_OF_FLEETS = 3_000_000
-"""Maximum product of servers and requests, summed over all runs of a fit: about a minute on two cores."""
+_MOST_SERVER_REQUESTS = 3_000_000
+"""Largest sum, over all runs of a fit, of servers times requests; it takes about a minute on two cores."""
 _MOST_RANK_STEPS = 250_000
-"""Maximum number of steps of ranks that wait for each other, over all ranks and runs of a fit: about a minute on two
-cores.
+"""Largest number of steps of ranks that wait for each other, over all ranks and runs of a fit.
 
-The simulation's clock stops at each of these steps, so they take much longer than the steps of separate servers.
+It takes about a minute on two cores. The simulation's clock stops at each of these steps, so they take much longer than
+the steps of separate servers.
 """
 _RUNS_TO_LARGEST = 40
 """Estimated number of simulations in the search for the largest load."""
 
 MOST_TOKENS_OF_SPLITS = 500_000
-"""Largest number of output tokens of a load for which splits into prefill and decode servers are tried. Such servers
-take about ten times as long to simulate.
+"""Largest number of output tokens of a load for which splits into prefill and decode servers are tried.
+
+Such servers take about ten times as long to simulate.
 """
 
 
@@ -80,7 +80,7 @@ class Remedy:
     fits: bool
     shortfall: float
     band: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """Prediction interval of each figure; empty if none was computed."""
+    """Prediction interval (low, high) of each figure, by the names in `figures_of`; empty if none was computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,8 +93,7 @@ class Search:
     progress: Progress | None = None
 
     def results(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
-        """Return the results of `tasks` in order. Up to `num_jobs` processes run them; a single job runs in this
-        process.
+        """Return the results of `tasks` in order. Up to `num_jobs` processes run them; one job means this process.
 
         Raises:
             WorkerDiedError: a process died.
@@ -165,8 +164,9 @@ class Search:
     def band(
         self, server: SearchedServer, load: Load, outcome: Outcome, least: Mapping[str, float] | None = None
     ) -> dict[str, tuple[float, float]]:
-        """Return the prediction interval of each figure of `outcome`; empty if `outcome` has an error. `least` is as in
-        `with_bands`.
+        """Return the prediction interval of each figure of `outcome`, by name; empty if `outcome` has an error.
+
+        `least` is as in `with_bands`.
         """
         return {} if outcome.error else band_of(outcome, self.outcomes(_moved(server, load, outcome)), least)
 
@@ -181,14 +181,14 @@ def splits_are_tried(server: SearchedServer, load: Load) -> bool:
 
 
 def affordable(server: SearchedServer, before: Outcome, most: int, *, find_largest: bool) -> tuple[int, bool]:
-    """Return how many of `most` changes to simulate, and whether to search for the largest load, so that all runs take
-    about a minute.
+    """Return how many of `most` changes to simulate, and whether to search for the largest load.
 
-    Only servers with replicas, and ranks that share experts, are limited. `before` is the outcome of one run.
+    The runs should take about a minute. Only runs of several replicas, and of ranks that share experts, are limited.
+    `before` is the outcome of one run.
     """
     num_runs = most + _RUNS_TO_LARGEST
     if server.replicas > 1:
-        num_runs = min(num_runs, _MOST_OF_FLEETS // max(server.replicas * before.num_requests, 1))
+        num_runs = min(num_runs, _MOST_SERVER_REQUESTS // max(server.replicas * before.num_requests, 1))
     if server.model.has_shared_experts and not before.error:
         step_s = before.tpot_s.mean if before.tpot_s.mean > 0 else before.e2e_s.mean  # no TPOT of single tokens
         num_steps = server.replicas * server.model.data_parallel_size * before.duration_s / step_s
@@ -215,8 +215,8 @@ def _does_as_much(smaller: Remedy, larger: Remedy) -> bool:
         return False
     if smaller.fits != larger.fits:
         return smaller.fits
-    less = smaller.outcome.output_tokens_per_s < _NOTICED * larger.outcome.output_tokens_per_s
-    return not less and _NOTICED * smaller.shortfall <= larger.shortfall
+    less = smaller.outcome.output_tokens_per_s < _EQUAL_RATIO * larger.outcome.output_tokens_per_s
+    return not less and _EQUAL_RATIO * smaller.shortfall <= larger.shortfall
 
 
 def _order(remedy: Remedy) -> tuple[Any, ...]:
@@ -239,14 +239,14 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
             return False
         if lacks:
             return remedy.fits or remedy.shortfall < _NEARER * lacks
-        more = _NOTICED * remedy.outcome.output_tokens_per_s > before.output_tokens_per_s
+        more = _EQUAL_RATIO * remedy.outcome.output_tokens_per_s > before.output_tokens_per_s
         return remedy.fits and (more or remedy.outcome.e2e_s.mean < _SOONER * before.e2e_s.mean)
 
     return [each for each in ranked(remedies) if helps(each)][:_SHOWN]
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """Return the best change of each setting that has no change in `shown`, in the order in which they were tried."""
+    """Return the best single change of each setting that no change in `shown` has, in the order of `remedies`."""
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}
@@ -264,18 +264,19 @@ def figures_of(outcome: Outcome) -> dict[str, float]:
 
 
 def spread_of(label: str) -> dict[str, float]:
-    """Return half the width of the 80 % interval of each figure, as a share of the figure, by the names of the table of
-    known errors.
+    """Return half the width of the 80 % interval of each figure, as a share of the figure.
 
-    `label` is that of the step times. The result is empty if their error was never measured.
+    The keys are names of the table of known errors. `label` is that of the step times. The result is empty if their
+    error was never measured.
     """
     known = interval_in(label)
     return {} if known is None else {name: _SPREAD * percent / 100 for name, percent in known.median.items()}
 
 
 def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[SearchedServer, Load, float]]:
-    """Return two arguments for `Search.outcomes`, with step times longer and shorter by their known error; none if no
-    error is known.
+    """Return two points for `Search.outcomes`, with step times longer and shorter by their known error.
+
+    The list is empty if no error is known.
     """
     if (away := spread_of(outcome.label).get("tpot")) is None:
         return []
@@ -285,7 +286,7 @@ def _moved(server: SearchedServer, load: Load, outcome: Outcome) -> list[tuple[S
 def band_of(
     outcome: Outcome, moved: Sequence[Outcome], least: Mapping[str, float] | None = None
 ) -> dict[str, tuple[float, float]]:
-    """Return the prediction interval of each figure with a known error.
+    """Return the prediction interval (low, high) of each figure with a known error, by the names in `figures_of`.
 
     The interval contains the figure in `outcome` plus and minus its known error. It also contains the figures in
     `moved`, which are outcomes with longer and shorter step times. `least` is the minimum relative error by figure.
@@ -309,8 +310,8 @@ def band_of(
 def engine_for(load: Load, num_points: int, memory: MemoryManager, num_servers: int = 1) -> EngineName:
     """Return the engine for `num_points` runs of `load` on `num_servers` servers with this kind of `memory`.
 
-    Long runs get "compiled", unless machine code exists already or numba is not installed. Otherwise the result is
-    "auto": each run chooses its engine.
+    For long runs, it is "compiled", unless machine code exists already or numba is not installed. Otherwise it is
+    "auto", so that each run chooses its engine.
     """
     is_long = num_servers * num_points * int(load.workload.output_tokens.sum()) >= _WORTH_COMPILING
     return engine_for_several(memory) if is_long else "auto"

@@ -1,4 +1,4 @@
-"""Base class of the servers that `kvsim fit` simulates, with all that it asks of a server.
+"""Base class of the servers that `kvsim fit` simulates, with all properties that `kvsim fit` needs.
 
 vLLM's server is `kvsim.fitting.vllm_server.Server`, SGLang's is `kvsim.fitting.sglang_server.SGLangServer`.
 """
@@ -40,7 +40,7 @@ class SearchedServer(ABC):
     captured: bool = True
     """True if steps are launched as captured graphs (False with vLLM's `enforce_eager`)."""
     times: str | None = None
-    """Profile or machine card with the step times, by file or name; None for the best one that comes with kvsim."""
+    """File or name of the profile or machine card with the step times; None for the best one that comes with kvsim."""
     replicas: int = 1
     """Number of servers, prefill servers included."""
 
@@ -92,7 +92,7 @@ class SearchedServer(ABC):
 
     @property
     def full_words(self) -> str:
-        """End of a sentence about requests in the pool, which says when others wait for memory."""
+        """End of a sentence such as "400 blocks hold 3 requests": when further requests wait for memory."""
         return ", and are full"
 
     @property
@@ -102,11 +102,14 @@ class SearchedServer(ABC):
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes that weights, cache and an estimate of the largest step leave; 0 if the engine measures that step."""
+        """Bytes that weights, cache and an estimate of the largest step leave.
+
+        They are negative if the step does not fit; 0 if the engine itself measures that step when it starts.
+        """
         return 0
 
     @property
-    def starts(self) -> bool:
+    def has_checkpoint(self) -> bool:
         """True if a checkpoint with the server's type of weights is known, so that `command` can be run."""
         return checkpoint_of(self.model, self.name) is not None
 
@@ -118,7 +121,7 @@ class SearchedServer(ABC):
         return fleet_words(self.replicas)
 
     def servers(self) -> Servers | None:
-        """Return the replicas, or the data-parallel ranks of the server; None for one server."""
+        """Return the replicas with their data-parallel ranks; None for one server without ranks."""
         ranks = self.model.data_parallel_size
         if self.apart is not None:
             return replace(self.apart, ranks=ranks)
@@ -129,7 +132,7 @@ class SearchedServer(ABC):
         return replace(self, **fields)
 
     def starting(self) -> Self:
-        """Return this server with the settings with which it starts. An engine may reduce some limits to what fits.
+        """Return this server with settings with which it starts. An engine may reduce some limits to what fits.
 
         Raises:
             BudgetError: no memory is left for the cache.
@@ -163,7 +166,7 @@ class SearchedServer(ABC):
 
     @abstractmethod
     def pool_words(self, num_units: int) -> str:
-        """Describe `num_units` blocks or pages of the pool, with the engine's name for them."""
+        """Describe `num_units` units of the pool by the engine's name for them, such as "1,234 blocks"."""
 
     @abstractmethod
     def command(self) -> str:

@@ -19,7 +19,7 @@ SEQS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 1024, 2048)
 TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Values to try for the limit of tokens in one step."""
 SOME_SEQS, SOME_TOKENS = (64, 256, 1024), (1024, 4096, 16384)
-"""Values to try in pairs, for the limit of running requests and for that of tokens in one step."""
+"""Values to try in pairs: for the limit of running requests, and for the limit of tokens in one step."""
 _GPUS = ("H100 SXM", "H200", "B200")
 _OF_GPU = ("gpu", "times", "pace")
 """Fields that change with the GPU, because step times belong to a machine."""
@@ -54,11 +54,12 @@ class CandidateChanges(NamedTuple):
     """Changes of a server that are tried, by kind."""
 
     splits: Sequence[ServerChange]
-    """Other divisions of the same number of servers into prefill and decode servers."""
+    """Other splits of the same number of servers into prefill and decode servers."""
     settings: Sequence[ServerChange]
     limits: tuple[Sequence[ServerChange], Sequence[ServerChange]]
-    """Changes of the limit of running requests, and changes of the limit of tokens in one step. A pair has one
-    of each.
+    """Changes of the limit of running requests, and changes of the limit of tokens in one step.
+
+    A pair has one of each.
     """
     types: Sequence[ServerChange]
     gpus: Sequence[ServerChange]

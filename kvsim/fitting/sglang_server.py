@@ -48,11 +48,10 @@ _OF_PRIORITIES = ("fcfs", "lof")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SGLangServer(SearchedServer, SGLangSettings):
-    """SGLang server, and the number of its replicas behind one queue. Arguments that are left out have SGLang's
-    defaults.
+    """SGLang server, and the number of its replicas behind one queue.
 
-    The arguments have SGLang's names and meaning. The default of `mem_fraction_static` follows from the GPU, the size
-    of a chunk and the number of GPUs.
+    The arguments have SGLang's names and meaning. Those that are left out have SGLang's defaults. The default of
+    `mem_fraction_static` follows from the GPU, the size of a chunk and the number of GPUs.
     """
 
     max_running_requests: int = python_setting(None, "Requests that run at once; None: by the pool.", at_least=1)
@@ -110,7 +109,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     @property
     def full_words(self) -> str:
-        """End of a sentence about requests in the pool, which says when others wait for memory."""
+        """End of a sentence such as "6,400 slots hold 3 requests": when further requests wait for memory."""
         return (
             "; a request waits until there is room for its prompt, its whole limit, and the share of the running "
             "answers that admission expects (schedule_conservativeness)"
@@ -143,7 +142,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return replace(self, gpu=gpu, times=None, page_size=page_size)
 
     def budget(self) -> SlotBudget:
-        """Return the memory budget."""
+        """Return the memory budget of each GPU, with SGLang's share `fraction`."""
         return _budget(self.gpu, self.model, self.fraction, self.page_size)
 
     def machine(self) -> Machine:
@@ -152,7 +151,11 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=self.budget().kv_bytes, step_time=times)
 
     def policy(self) -> Radix:
-        """Return the simulated policy."""
+        """Return the policy `radix` with the arguments of this server.
+
+        Raises:
+            UsageError: SGLang would not start with these arguments.
+        """
         self._check_arguments()
         return Radix(scheduler=SGLangSettings(**values_of(self)), cache=self.cache)
 
@@ -162,7 +165,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return slots // (-(-num_tokens // self.page_size) * self.page_size)
 
     def pool_words(self, num_units: int) -> str:
-        """Describe a number of pages of the pool."""
+        """Describe `num_units` pages of the pool, such as "6,400 slots in pages of 64"."""
         slots = f"{num_units * self.page_size:,} slots"
         return slots if self.page_size == 1 else f"{slots} in pages of {self.page_size}"
 
@@ -193,8 +196,9 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return [f"SGLANG_{name.upper()}={stated[name]}" for name in _BY_ENVIRONMENT if name in stated]
 
     def _stated(self) -> dict[str, Any]:
-        """Return the settings of scheduler and cache that differ from SGLang's defaults; those that `_arguments` states
-        by itself are left out.
+        """Return the settings of scheduler and cache that differ from SGLang's defaults, by name.
+
+        Settings that `_arguments` always states are left out.
         """
         limits = {"max_running_requests", "chunked_prefill_size", "context_length"}
         left_out = limits | {"page_size", "disable_radix_cache", "load_gb_per_s", "store_gb_per_s"}

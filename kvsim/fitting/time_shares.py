@@ -24,15 +24,15 @@ class TimeShares:
     """Shares of the duration of a run that three kinds of work take, each 0 to about 1."""
 
     weights: float
-    """Share of the time that reads the weights, once per step."""
+    """Share of the duration in which the weights are read, once per step."""
     cache: float
-    """Share of the time that reads keys and values: whole sequences in full layers, windows in sliding layers."""
+    """Share of the duration in which keys and values are read: all in full layers, those of windows in other layers."""
     arithmetic: float
-    """Share of the time that the matrix products of all tokens take."""
+    """Share of the duration in which the matrix products of all tokens are computed."""
 
     @property
     def bandwidth(self) -> float:
-        """Share of the time that reads memory: weights, keys and values."""
+        """Share of the duration in which memory is read: weights, keys and values."""
         return self.weights + self.cache
 
 

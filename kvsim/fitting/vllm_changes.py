@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _UTILIZATIONS = (0.90, 0.92, 0.94, 0.95, 0.96)
 """Values of `gpu_memory_utilization` to try. Above the last one, vLLM's memory estimate may fail."""
 _WATERMARKS = (0.01, 0.05)
-"""Values of the watermark to try: room for running requests to grow, and room for bursts."""
+"""Values of `watermark` to try: shares of the pool that an admission must leave free, so that running requests grow."""
 _ADAPTERS = (2, 4, 8, 16, 32, 64)
 """Values of `max_loras` to try."""
 _BLOCKS = (1.25, 1.5, 2.0)
@@ -134,7 +134,10 @@ def _fleets(server: Server) -> Iterator[ServerChange]:
 
 
 def _splits(server: Server, number: int) -> Iterator[ServerChange]:
-    """Yield `number` servers with other splits into prefill and decode servers, and without a split."""
+    """Yield a change for each other split of `number` servers into prefill and decode servers.
+
+    If the server is split now, the last change is to `number` servers without a split.
+    """
     kind = Kind.SETTING if number == server.replicas else Kind.GPUS
     fields = ("apart",) if kind is Kind.SETTING else ("apart", "replicas")
     if number < 2 or (server.apart is None and server.model.data_parallel_size > 1):

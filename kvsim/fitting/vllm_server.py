@@ -51,16 +51,16 @@ class Server(SearchedServer, ContinuousSettings):
     enable_prefix_caching: bool = True
     watermark: float = 0.0
     cache: PagedSettings = field(default_factory=PagedSettings)
-    """Settings of the offload to host memory.
+    """Settings of the offload to host memory, and `hybrid_manager`.
 
-    Its block size, prefix caching and watermark are ignored: they are fields of the server.
+    The block size, prefix caching and watermark in `cache` are ignored, because the server has fields for them.
     """
     in_process: bool = False
     """True if the engine runs in the process of its caller."""
     num_blocks: int | None = None
     """Value of `num_gpu_blocks_override`, null block included; None for the computed number."""
     unaccounted_bytes: int = 0
-    """Bytes by which a recorded pool is larger than the computed one, on each GPU."""
+    """Bytes by which a recorded pool is larger than the computed one, on each GPU; negative if it is smaller."""
     apart: Disaggregation | None = None
     pace: Pace = TYPICAL
     """Factors on host and GPU times, measured in a recording of this machine; 1 without a recording."""
@@ -104,7 +104,7 @@ class Server(SearchedServer, ContinuousSettings):
         return TIERED if self.cache.kv_offloading_size > 0 else PAGED
 
     def on_gpu(self, gpu: Gpu) -> Self:
-        """Return this server on another GPU. Factors and step times that belong to the former machine are dropped."""
+        """Return this server on another GPU, without the factors and step times of the former machine."""
         return replace(self, gpu=gpu, times=None, pace=TYPICAL)
 
     def num_requests_of(self, num_tokens: int) -> int:
@@ -112,7 +112,7 @@ class Server(SearchedServer, ContinuousSettings):
         return self.budget().max_sequences(num_tokens)
 
     def pool_words(self, num_units: int) -> str:
-        """Describe a number of blocks of the pool."""
+        """Describe `num_units` blocks of the pool, such as "1,234 blocks"."""
         return f"{num_units:,} blocks"
 
     def budget(self) -> Budget:
@@ -128,7 +128,11 @@ class Server(SearchedServer, ContinuousSettings):
         return Machine(gpu=self.gpu, model=self.model, kv_bytes=kv_bytes, step_time=self.step_time())
 
     def policy(self) -> Paged:
-        """Return the simulated policy."""
+        """Return the policy `paged` with the settings of this server.
+
+        Raises:
+            UsageError: vLLM would not start with these settings.
+        """
         scheduler = ContinuousSettings(**values_of(self))
         scheduler.check_starts()
         return Paged(

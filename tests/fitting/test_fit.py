@@ -93,8 +93,8 @@ def test_the_largest_load_fits_and_a_larger_one_does_not() -> None:
     """By hand: 99 blocks hold 16 sequences of 90 tokens in whole blocks of 16."""
     on, goal = server(100), Goal()
     for asked in (4, 40):
-        largest, is_least = largest_load(on, users(asked), goal, engine="interpreted")
-        assert not is_least  # users have no rate that could settle
+        largest, is_lower_bound = largest_load(on, users(asked), goal, engine="interpreted")
+        assert not is_lower_bound  # users have no rate that could settle
         assert largest is not None
         assert 16 <= largest <= 18
         assert goal.is_met(run(on, users(asked).of_users(int(largest))))
@@ -112,9 +112,9 @@ def test_a_larger_load_that_has_not_settled_makes_the_answer_a_least_one(monkeyp
 
     monkeypatch.setattr(largest_module, "evaluate", lambda *loads, **_: loads[1])
     monkeypatch.setattr(largest_module, "scaled", lambda _, size: size)
-    size, is_least = largest_load(server(100), users(1), Settled())
+    size, is_lower_bound = largest_load(server(100), users(1), Settled())
     assert size == 2
-    assert is_least
+    assert is_lower_bound
 
 
 def test_a_queue_that_grows_is_an_overload_and_one_that_does_not_is_none() -> None:
@@ -273,12 +273,12 @@ def test_weights_that_vllm_cannot_make_are_another_checkpoint() -> None:
     assert online.endswith(" --quantization fp8")
     for name, quantization in (("Qwen3-32B", "awq"), ("Qwen3-32B-AWQ", None), ("Qwen/Qwen3-32B-AWQ", None)):
         sibling = served(name, quantization)
-        assert sibling.starts
+        assert sibling.has_checkpoint
         assert sibling.command().startswith("vllm serve Qwen/Qwen3-32B-AWQ --")
         assert "--quantization" not in sibling.command()
     assert "--quantization" not in served("openai/gpt-oss-20b", None).command(), "its checkpoint is in mxfp4"
     unknown = served("Qwen3-0.6B", "awq")
-    assert not unknown.starts
+    assert not unknown.has_checkpoint
     assert unknown.command().startswith("a checkpoint of Qwen/Qwen3-0.6B with awq weights is needed, served with --")
 
 
@@ -491,16 +491,16 @@ def test_a_server_that_is_almost_idle_does_not_make_the_load_longer() -> None:
 
 def test_a_search_of_many_servers_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     on, load = server(200, replicas=2), users(4)
-    assert not answer(on, load, Goal(), INTERPRETED, most=2).bound
+    assert not answer(on, load, Goal(), INTERPRETED, most=2).left_out
     monkeypatch.setattr(search_module, "_MOST_OF_FLEETS", 2 * len(load.workload))
     found = answer(on, load, Goal(), INTERPRETED, most=2)
-    assert found.bound == (
+    assert found.left_out == (
         "Runs of 2 servers with 16 requests take long: at most 1 of 2 changes were tried, and the largest load was not "
         "searched. Give fewer requests with --num-requests to try more."
     )
     assert len(found.tried) == 1
     assert not found.searched
-    assert not answer(server(200), load, Goal(), INTERPRETED, most=2).bound
+    assert not answer(server(200), load, Goal(), INTERPRETED, most=2).left_out
 
 
 def test_a_search_of_ranks_that_wait_for_each_other_is_bounded_and_says_so() -> None:
@@ -515,7 +515,7 @@ def test_a_search_of_ranks_that_wait_for_each_other_is_bounded_and_says_so() -> 
     assert affordable(ranks, single, 60, find_largest=True) == (10, False), "answers of a single token have no TPOT"
     found = answer(ranks, users(4), Goal(), INTERPRETED, most=0, find_largest=False)
     assert not found.outcome.error
-    assert not found.bound
+    assert not found.left_out
 
 
 def test_a_fit_of_several_servers_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,7 +114,7 @@ def test_every_line_that_is_printed_is_taken_back_as_the_same_server(asked: SGLa
     assert len({each.server for each in found}) == len(found)
     for each in (asked, *(change.server for change in found)):
         assert isinstance(each, SGLangServer)
-        if not each.starts:
+        if not each.has_checkpoint:
             assert each.command().startswith("a checkpoint of ")
             continue
         again = parsed(each.command(), each.gpu.name.replace(" ", "-"))

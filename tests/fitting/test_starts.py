@@ -114,7 +114,7 @@ def check_lines(refusal: Refusal, release: str, number: int, seed: int) -> None:
         own = server.model.quantization
         candidates = changes(server, longest_tokens=256, most=200)
         for each in (server, *(change.server for change in rng.sample(candidates, min(4, len(candidates))))):
-            if not each.starts:
+            if not each.has_checkpoint:
                 assert not each.command().startswith("vllm")
                 continue
             line, wanted = each.command(), each.model.quantization
