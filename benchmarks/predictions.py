@@ -38,7 +38,7 @@ from kvsim.machines.known_errors import (
     PREEMPTIONS,
     ErrorClass,
     KnownError,
-    Outside,
+    PublishedErrors,
     known_errors,
 )
 from kvsim.profiles import served_name
@@ -106,7 +106,7 @@ OUTSIDE = tuple(
             cache="cache as the model",
             engine="vLLM",
         ),
-        Outside(gpu=gpu, model=model, num_runs=num_runs, e2e=e2e, tpot=tpot, source=source),
+        PublishedErrors(gpu=gpu, model=model, num_runs=num_runs, e2e=e2e, tpot=tpot, source=source),
     )
     for basis, family, gpu, layers, num_gpus, model, num_runs, e2e, tpot, source in _OUTSIDE
 )
@@ -368,19 +368,19 @@ def told_by(found: Sequence[Found]) -> KnownError:
     clocks = {clock.lower(): list(clock_errors(found, clock)) for clock in ("GPU", "host")}
     return KnownError(
         recordings=tuple(sorted({result.measured.name for _, result in found})),
-        on=tuple(sorted({find_gpu(result.measured.meta.gpu).name for _, result in found})),
+        gpus=tuple(sorted({find_gpu(result.measured.meta.gpu).name for _, result in found})),
         median=statistics(found, median),
         worst=statistics(found, max),
-        clocks={clock: median(errors) for clock, errors in clocks.items() if errors},
+        step_errors={clock: median(errors) for clock, errors in clocks.items() if errors},
     )
 
 
 def entry(kind: ErrorClass, known: KnownError) -> list[str]:
     """A class as lines of the table."""
     lines = ["", "[[measured]]", *(f"{name} = {json.dumps(text)}" for name, text in kind.as_dict().items())]
-    lines += [f"{name} = {json.dumps(getattr(known, name))}" for name in ("recordings", "on")]
-    for name in ("median", "worst", "clocks"):
-        values = ", ".join(f"{key} = {value:.1f}" for key, value in getattr(known, name).items())
+    lines += [f"recordings = {json.dumps(known.recordings)}", f"on = {json.dumps(known.gpus)}"]
+    for name, errors in (("median", known.median), ("worst", known.worst), ("clocks", known.step_errors)):
+        values = ", ".join(f"{key} = {value:.1f}" for key, value in errors.items())
         lines.append(f"{name} = {{ {values} }}")
     return lines
 

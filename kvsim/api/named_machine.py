@@ -146,7 +146,7 @@ def _kv_bytes(
         ),
     )
     # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.
-    return budget.kv_bytes_in_all if kv_bytes is None or model.pipeline_parallel_size > 1 else kv_bytes
+    return budget.kv_bytes_of_stages if kv_bytes is None or model.pipeline_parallel_size > 1 else kv_bytes
 
 
 def machine_for(

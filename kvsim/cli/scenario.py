@@ -357,7 +357,7 @@ def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None
         budget = memory_of(flags, gpu, model)
         # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.
         is_whole = flags["kv_gib"] is None or model.pipeline_parallel_size > 1
-        kv_bytes = budget.kv_bytes_in_all if is_whole else int(flags["kv_gib"] * GIB)
+        kv_bytes = budget.kv_bytes_of_stages if is_whole else int(flags["kv_gib"] * GIB)
         return (
             kv_bytes,
             _block_size(flags, model, budget.plan.layout),

@@ -83,9 +83,9 @@ def band_of(
     """
     times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
     known = interval_in(feature_times(machine, machine.limited(policy), workload).label)
-    if not isinstance(times, Roofline) or known is None or len(known.clocks) < len(CLOCKS):
+    if not isinstance(times, Roofline) or known is None or len(known.step_errors) < len(CLOCKS):
         return None
-    error = known.clocks
+    error = known.step_errors
     # Compiling once takes as long as two such sets of interpreted runs.
     if options.get("engine", "auto") == "auto" and not runs_in_python(policy):
         options["engine"] = engine_for_several(memory_of(base_of(policy)))

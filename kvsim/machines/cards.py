@@ -15,8 +15,8 @@ from kvsim.steptime import streamed_bytes_per_s
 from kvsim.steptime.card import Attention, Card, Products, load_card
 
 _FOLDER = Path(__file__).parent / "cards"
-_PATTERN = "H200"
-"""GPU whose measured card is scaled for GPUs without a card. They are assumed to be as efficient."""
+_BASE_GPU = "H200"
+"""GPU whose measured card is scaled for GPUs without a card. These GPUs are assumed to be as efficient."""
 _ARITHMETIC_SHARE = 0.72
 """Share of an H200's peak FLOP/s that its large matrix products reach."""
 _ARITHMETIC = {"Ampere GA100": 1.1, "Ampere GA102": 1.3, "Ampere GA104": 1.3, "Ada": 1.4}
@@ -26,11 +26,10 @@ A chip that draws less power keeps its clock. The value for Ada was measured: an
 with the H200's share. The other values are guesses. A chip that is not listed has 1.
 """
 _MIXED = 1.0
-"""Additional time to read the cache in a step with decodes and a prompt, relative to decodes alone, for GPUs other than
-Hopper: 1.0 doubles it.
+"""Additional time of decodes to read the cache in a step that also has a prompt: 1.0 means twice as long.
 
-On an RTX PRO 6000, decodes with a context of a thousand tokens and a chunk of a prompt took 49 ms in one launch, and 21
-ms in two launches.
+It applies to GPUs other than Hopper. On an RTX PRO 6000, decodes with a context of a thousand tokens and a chunk of a
+prompt took 49 ms in one launch, and 21 ms in two launches.
 """
 _LAUNCH_S = 6.4e-6
 """Seconds in which a host launches one kernel: the median of three machines."""
@@ -65,21 +64,22 @@ def card_of(gpu: Gpu, num_gpus: int = 1) -> Card:
 def sheet_card(gpu: Gpu) -> Card:
     """Make a machine card for `gpu` from its data sheet.
 
-    Each time on an H200's card is scaled by the ratio of the limits of `gpu` and of the H200.
+    The times on an H200's card are scaled: reading by the ratio of the memory bandwidths, arithmetic by the ratio of
+    the FLOP/s, and starts of kernels by the ratio of the clocks if `gpu` has a lower one.
     """
-    pattern = next(card for card in shipped_cards() if card.gpu == _PATTERN and card.num_gpus == 1)
-    source = find_gpu(_PATTERN)
-    more = next((more for chip, more in _ARITHMETIC.items() if gpu.architecture.startswith(chip)), 1.0)
+    pattern = next(card for card in shipped_cards() if card.gpu == _BASE_GPU and card.num_gpus == 1)
+    source = find_gpu(_BASE_GPU)
+    efficiency = next((value for chip, value in _ARITHMETIC.items() if gpu.architecture.startswith(chip)), 1.0)
     memory = streamed_bytes_per_s(source) / streamed_bytes_per_s(gpu)
     clock = source.boost_hz / gpu.boost_hz
-    arithmetic = source.dense_flops / (more * gpu.dense_flops)
+    arithmetic = source.dense_flops / (efficiency * gpu.dense_flops)
     mixed = 1.0 if gpu.architecture.startswith("Hopper") else 1 + _MIXED
-    products = {"bfloat16": _products(pattern.products["bfloat16"], 2, gpu, more)}
+    products = {"bfloat16": _products(pattern.products["bfloat16"], 2, gpu, efficiency)}
     if gpu.fp8_dense_flops:
-        products["fp8"] = _products(pattern.products["fp8"], 1, gpu, more)
+        products["fp8"] = _products(pattern.products["fp8"], 1, gpu, efficiency)
     return Card(
         gpu=gpu.name,
-        source=f"the data sheet of {gpu.name}, as far from its limits as an {_PATTERN} is from its own",
+        source=f"the data sheet of {gpu.name}, as far from its limits as an {_BASE_GPU} is from its own",
         measured=False,
         read_bytes_per_s=pattern.read_bytes_per_s / memory,
         copy_bytes_per_s=pattern.copy_bytes_per_s / memory,
@@ -92,32 +92,33 @@ def sheet_card(gpu: Gpu) -> Card:
     )
 
 
-def _products(pattern: Products, item_bytes: int, gpu: Gpu, more: float) -> Products:
+def _products(pattern: Products, item_bytes: int, gpu: Gpu, efficiency: float) -> Products:
     """Scale the times of the matrix products of an H200 to `gpu`. No time becomes shorter than the limit of `gpu`.
 
     The limit is the time to read the weights or the time of the arithmetic, whichever is longer. The start of a kernel,
-    which is the time of the smallest product, is not scaled. `more` is the efficiency of `gpu`, see `_ARITHMETIC`.
-    Checked on an H100: products scaled from an H200 are 4 to 9 % off the measured ones; with scaled starts, 4 to 15 %.
+    which is the time of the smallest product, is not scaled. `efficiency` is as in `_ARITHMETIC`, and `item_bytes` the
+    number of bytes of a weight. Checked on an H100: products scaled from an H200 are 4 to 9 % off the measured ones;
+    with scaled starts, 4 to 15 %.
     """
     sizes, weights = np.array(pattern.sizes, float), np.array(pattern.shapes, float).prod(axis=1)[:, None]
 
-    def limit_s(on: Gpu, more: float = 1.0) -> Any:
+    def limit_s(on: Gpu, efficiency: float = 1.0) -> Any:
         peak = on.dense_flops if item_bytes == 2 else on.fp8_dense_flops or 2 * on.dense_flops
-        computed_s = 2 * weights * sizes / (min(more * _ARITHMETIC_SHARE, 1.0) * peak)
+        computed_s = 2 * weights * sizes / (min(efficiency * _ARITHMETIC_SHARE, 1.0) * peak)
         return np.maximum(weights * item_bytes / streamed_bytes_per_s(on), computed_s)
 
-    seconds, least_s = np.array(pattern.seconds), limit_s(gpu, more)
+    seconds, least_s = np.array(pattern.seconds), limit_s(gpu, efficiency)
     start_s = seconds.min()
-    scaled = np.maximum(start_s + (seconds - start_s) * least_s / limit_s(find_gpu(_PATTERN)), least_s)
+    scaled = np.maximum(start_s + (seconds - start_s) * least_s / limit_s(find_gpu(_BASE_GPU)), least_s)
     return replace(pattern, seconds=tuple(map(tuple, scaled.tolist())))
 
 
 def _attention(row: Attention, rows: Sequence[Attention], mixed: float, memory: float, arithmetic: float) -> Attention:
-    """Scale one measured attention launch to the new GPU.
+    """Return one measured attention launch of the H200, scaled to another GPU.
 
-    The times on the new GPU, divided by those on the H200, are `memory` for reading the cache and `arithmetic` for the
-    arithmetic of the prompt. Reading is multiplied by `mixed`, too, in a launch with decodes and a prompt. The start of
-    kernels is not scaled. `rows` are all launches of the card.
+    `memory` and `arithmetic` are factors on the time to read the cache and on the time of the prompt's arithmetic.
+    `mixed` is a further factor on reading in a launch with decodes and a prompt. The start of kernels is not scaled.
+    `rows` has all launches of the card.
     """
     same_heads = [item for item in rows if _heads(item) == _heads(row)]
     start_s = min(item.seconds for item in same_heads)
@@ -140,7 +141,7 @@ def _heads(row: Attention) -> tuple[int, int, int]:
 
 
 def exchange_sums(card: Card, gpu: Gpu, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return guessed times of an all-gather plus a reduce-scatter between all GPUs: pairs of bytes and seconds.
+    """Return guessed (bytes, seconds) of an all-gather plus a reduce-scatter between all GPUs.
 
     Both together move as many bytes as one all-reduce. With several hosts, the bytes also cross the network. Each host
     has `_HOST_GPUS` network adapters.

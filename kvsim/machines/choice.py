@@ -1,6 +1,7 @@
 """Choice of the step times of a model on a machine: the best that exist, or those that the user names.
 
-The best is a profile of the model on its GPU. Next come a measured machine card, and kernel tables or a data sheet.
+The best is a profile of the model on its GPU. Next is a card that was measured with as many GPUs. Then come kernel
+tables if they are installed, and last a card with guessed all-reduces or from a data sheet.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ def step_times(
         max_num_seqs: sequences of vLLM's largest batch, see `in_batches_of`; None for no limit.
         in_process: True for an engine that shares a process with its client, like one that kvsim drives. With a card,
             the host is then slower.
-        recording: name of the recording that the times are for; None for an unknown machine. A profile that was
-            fitted to the recording keeps its host.
+        recording: name of the recording that the times are for; None for an unknown machine. If a profile was fitted
+            to this recording, the host times are those of the profile, not those of the median host.
 
     Raises:
         UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
@@ -159,8 +160,8 @@ def step_times(
 def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
     """Return `times` for a vLLM with `max_num_seqs`, which captures graphs of steps of up to twice as many tokens.
 
-    Larger steps are launched kernel by kernel. The times of models for which vLLM raises the largest captured step are
-    unchanged.
+    Larger steps are launched kernel by kernel. For models with a larger default of the largest captured step, such as
+    gpt-oss, `times` are returned unchanged.
     """
     if times.max_captured_tokens > MAX_CAPTURED_TOKENS:
         return times
@@ -170,7 +171,7 @@ def in_batches_of(max_num_seqs: int, times: Roofline) -> Roofline:
 def _chosen(
     gpu: Gpu, model: Model, engine: str, source: str | None, *, captured: bool, in_process: bool, recording: str | None
 ) -> StepTimeModel:
-    """Return the step times of one server without ranks. See `step_times` for the parameters."""
+    """Return the step times of one server without data-parallel ranks. See `step_times` for the parameters."""
     if model.pipeline_parallel_size > 1:
         if engine == "vllm":
             card = _card_of_stages(gpu, model, source)

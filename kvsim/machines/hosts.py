@@ -45,8 +45,8 @@ _HOST_LAUNCHES = {
 """Host times of the KV offload, in multiples of `Card.launch_s`.
 
 They were measured around every call of vLLM 0.25.1's connector, in six runs on an H200 whose host launches a kernel in
-6.1 us. `offload_deferred_block_s` is the time of preempting steps that nothing else explains: 3.4, 4.1 and 6.2 us per
-block in three runs, whose preempted sequences had 36, 199 and 35 blocks each.
+6.1 us. `offload_deferred_block_s` is the time per block whose release waits for a copy. It is the otherwise unexplained
+time of steps with preemptions: 3.4, 4.1 and 6.2 us per block in three runs.
 """
 
 
@@ -62,9 +62,9 @@ def host_words() -> str:
 
 
 def host_link(card: Card) -> dict[str, float]:
-    """Return settings of a paged cache: speeds and host times of copies to and from host memory.
+    """Return speeds and host times of copies to and from host memory, by field of `PagedSettings`.
 
-    Empty if the card was not measured.
+    The result is empty if the card was not measured. Then the defaults of `PagedSettings` apply.
     """
     if not card.measured:
         return {}

@@ -76,7 +76,10 @@ _EXPERT_TYPES = {
     "awq": ("int4_wo",),
     "gptq": ("int4_wo",),
 }
-"""Names in the tables of the weights of experts, by quantization method. The first name that has rows is used."""
+"""Names in the tables of the weights of experts, by quantization method; "" is for weights that are not quantized.
+
+The first name that has rows is used.
+"""
 _SELECTED_TOKENS = 2048
 """Number of tokens that the indexers of DeepSeek-V3.2 and GLM-5 select (`index_topk`)."""
 _Kernels = tuple[tuple[str, ...], ...]
@@ -114,7 +117,7 @@ class _GpuTables(NamedTuple):
     def rows(self, kind: str, name: str, **wanted: Any) -> _Rows:
         """Return the columns of the newest table called `name`; an empty dictionary without a table or row.
 
-        Only rows with the values of `wanted` are returned and, of rows with the same sizes, only the fastest.
+        Only rows with the values of `wanted` are returned. Of several rows with the same sizes, only the fastest is.
         """
         from pyarrow import parquet  # noqa: PLC0415  slow to import
 
@@ -131,7 +134,7 @@ class _GpuTables(NamedTuple):
 
 
 def _fastest(rows: _Rows) -> _Rows:
-    """Return the fastest of all rows with the same sizes (integer columns). `rows` are sorted by time."""
+    """Return the fastest of all rows with the same sizes (integer columns). `rows` must be sorted by time."""
     sizes = np.stack([column for column in rows.values() if np.issubdtype(column.dtype, np.integer)], axis=1)
     _, first = np.unique(sizes, axis=0, return_index=True)
     return {name: column[first] for name, column in rows.items()}
@@ -296,7 +299,7 @@ def _place(values: np.ndarray, wanted: float) -> float:
 
 
 def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return pairs of bytes and seconds of all-reduces in a captured graph; empty without a table.
+    """Return (bytes, seconds) of all-reduces in a captured graph, in ascending order; empty without a table.
 
     The table counts elements of two bytes.
     """
@@ -308,7 +311,7 @@ def _sums(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
 
 
 def _exchange(tables: _GpuTables, num_gpus: int) -> tuple[tuple[int, float], ...]:
-    """Return pairs of bytes and seconds of an all-gather plus a reduce-scatter; empty without tables.
+    """Return (bytes, seconds) of an all-gather plus a reduce-scatter, in ascending order; empty without tables.
 
     The bytes are those of all GPUs together. By default, vLLM does the all-gather before the experts and the
     reduce-scatter after them. The table counts elements of two bytes.
@@ -372,19 +375,24 @@ def _nearest_heads(rows: _Rows, reading: AttentionKind) -> _Heads | None:
     return min((each for each in measured if each.head_dim == reading.head_dim), default=None, key=distance)
 
 
-def _rows_of(rows: _Rows, heads: _Heads, tokens: np.ndarray, what: tuple[str, str]) -> list[Attention]:
+def _rows_of(rows: _Rows, heads: _Heads, contexts: np.ndarray, field_names: tuple[str, str]) -> list[Attention]:
     """Return the measured attention launches with these heads, within `_CONTEXTS` and `_MOST_DECODES`.
 
-    `tokens` has the context of each row. `what` names the two fields of `Attention` to set: of decodes, the number of
-    sequences and their context; of a prompt, its tokens and its context, which are equal.
+    `contexts` has the context of each row in tokens. `field_names` has the two fields of `Attention` to set:
+    ("num_decodes", "decode_context") or ("prompt_tokens", "prompt_context"). The tokens of a prompt are equal to its
+    context.
     """
-    is_used = (tokens >= _CONTEXTS[0]) & (tokens <= _CONTEXTS[1]) & (rows["batch_size"] <= _MOST_DECODES)
+    is_used = (contexts >= _CONTEXTS[0]) & (contexts <= _CONTEXTS[1]) & (rows["batch_size"] <= _MOST_DECODES)
     for name, number in zip(_HEAD_COLUMNS, heads, strict=True):
         is_used &= rows[name] == number
-    first = rows["batch_size"] if what[0] == "num_decodes" else tokens
+    first = rows["batch_size"] if field_names[0] == "num_decodes" else contexts
     return [
-        _row(heads, rows["latency"][place] / 1e3, {what[0]: int(first[place]), what[1]: int(tokens[place])})
-        for place in np.flatnonzero(is_used)
+        _row(
+            heads,
+            rows["latency"][row] / 1e3,
+            dict(zip(field_names, (int(first[row]), int(contexts[row])), strict=True)),
+        )
+        for row in np.flatnonzero(is_used)
     ]
 
 
@@ -397,8 +405,7 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
 def _mixed(
     rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int, *, is_fp8: bool
 ) -> Attention:
-    """Estimate an attention launch of the sizes `_MIXED`, with both decodes and a prompt. The tables lack such
-    launches.
+    """Estimate an attention launch of the sizes `_MIXED`, with both decodes and a prompt, which the tables lack.
 
     Reading the cache takes longer than for decodes alone, by the same factor as on the base card.
     """
@@ -437,8 +444,7 @@ def _experts(tables: _GpuTables, work: Work, model: Model) -> Experts | None:
 
 
 def _sparse(tables: _GpuTables, work: Work, model: Model, products: dict[str, Products]) -> SparseAttention | None:
-    """Fit the times of sparse attention without its matrix products; None without a table of the whole attention
-    module.
+    """Fit the times of sparse attention without its matrix products; None without a table of the attention module.
 
     The time of decodes is fitted as a constant, plus seconds per sequence, per scored token and per selected token. The
     time of long prompts is fitted as seconds per scored and per selected pair of query and token.
@@ -576,9 +582,10 @@ def _beside_products_s(
 
 
 def _fitted(features: np.ndarray, seconds: np.ndarray) -> list[float]:
-    """Return the factor of each column of `features`, so that their sum fits `seconds` best.
+    """Return a factor for each column of `features`, so that the sum of all columns fits `seconds` best.
 
-    No factor is negative. The sum of squared relative errors is smallest.
+    No factor is negative. The fit has the smallest sum of squared relative errors. Rows with 0 seconds or less are left
+    out.
     """
     from scipy.optimize import nnls  # noqa: PLC0415  slow to import
 

@@ -33,8 +33,8 @@ TAILS = ("ttft_p99", "tpot_p99")
 """Figures of the slowest requests. Their errors are larger than those of means."""
 PREEMPTIONS = "preemptions"
 """Figure whose error is known only for recordings with preemptions."""
-FEWEST = 3
-"""Least number of recordings of a class for a prediction interval."""
+FEWEST_RECORDINGS = 3
+"""Smallest number of recordings of a class for a prediction interval."""
 _NAMES = {"throughput": "throughput", "tpot": "TPOT", "e2e": "end to end", "ttft": "TTFT"}
 _UNTIMED = "not in these times: "
 IMAGES_BY_CONSTANTS = "images by constants read off one H100"
@@ -120,13 +120,13 @@ class KnownError:
 
     recordings: tuple[str, ...]
     """Names of the recordings with which the errors were measured."""
-    on: tuple[str, ...]
+    gpus: tuple[str, ...]
     """Names of the GPUs of `recordings`. All have the same chip."""
     median: Mapping[str, float]
     """Median absolute error by figure: `FIGURES`, `TAILS`, and `PREEMPTIONS` if a recording had any."""
     worst: Mapping[str, float]
     """Largest absolute error by figure, with the keys of `median`."""
-    clocks: Mapping[str, float]
+    step_errors: Mapping[str, float]
     """Median absolute errors of the times of single steps, each predicted with the recorded scheduling decisions.
 
     The key "gpu" is for steps that waited for the GPU, "host" for steps that waited for the host. A key without steps
@@ -136,22 +136,22 @@ class KnownError:
     @property
     def tells_an_interval(self) -> bool:
         """True if there are enough recordings for a prediction interval."""
-        return len(self.recordings) >= FEWEST
+        return len(self.recordings) >= FEWEST_RECORDINGS
 
     def words(self) -> str:
         """Describe the errors in one clause, with the number of recordings and their GPUs."""
         if len(self.recordings) == 1:
             figures = ", ".join(f"{name} {self.median[key]:.0f} %" for key, name in _NAMES.items())
-            return f"error in the one recording of this class, on {self.on[0]}: {figures}"
+            return f"error in the one recording of this class, on {self.gpus[0]}: {figures}"
         figures = ", ".join(
             f"{name} {self.median[key]:.0f} % ({self.worst[key]:.0f} %)" for key, name in _NAMES.items()
         )
-        runs = f"{len(self.recordings)} recordings of this class, on {' and '.join(self.on)}"
+        runs = f"{len(self.recordings)} recordings of this class, on {' and '.join(self.gpus)}"
         return f"typical (worst) error in {runs}: {figures}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outside:
+class PublishedErrors:
     """Errors of predictions for published runs, in a class without recordings of kvsim."""
 
     gpu: str
@@ -222,22 +222,24 @@ def known_errors() -> Mapping[ErrorClass, KnownError]:
     return {
         _class(row): KnownError(
             recordings=tuple(row["recordings"]),
-            on=tuple(row["on"]),
+            gpus=tuple(row["on"]),
             median=row["median"],
             worst=row["worst"],
-            clocks=row["clocks"],
+            step_errors=row["clocks"],
         )
         for row in _document()["measured"]
     }
 
 
 @cache
-def outside_errors() -> Mapping[ErrorClass, tuple[Outside, ...]]:
+def outside_errors() -> Mapping[ErrorClass, tuple[PublishedErrors, ...]]:
     """Return the published runs by class."""
-    runs: dict[ErrorClass, tuple[Outside, ...]] = {}
+    runs: dict[ErrorClass, tuple[PublishedErrors, ...]] = {}
     for row in _document()["outside"]:
         e2e, tpot = (tuple(row[name]) for name in ("e2e", "tpot"))
-        run = Outside(**{item.name: row[item.name] for item in fields(Outside)} | {"e2e": e2e, "tpot": tpot})
+        run = PublishedErrors(
+            **{item.name: row[item.name] for item in fields(PublishedErrors)} | {"e2e": e2e, "tpot": tpot}
+        )
         runs[_class(row)] = (*runs.get(_class(row), ()), run)
     return runs
 
@@ -268,9 +270,7 @@ def known_in(label: str) -> KnownError | None:
 
 
 def interval_in(label: str) -> KnownError | None:
-    """Return the errors of predictions with this label; None if measured with too few recordings for an interval, or
-    never.
-    """
+    """Return the errors of predictions with this label; None without enough recordings for an interval."""
     known = known_in(label)
     return known if known is not None and known.tells_an_interval else None
 
@@ -278,10 +278,10 @@ def interval_in(label: str) -> KnownError | None:
 def with_error(
     label: str, kind: ErrorClass, model: Model, *, times_sparse: bool = False, times_delta_nets: bool = False
 ) -> str:
-    """Add clauses to `label`: parts of `model` that its times do not include, the class of the predictions, and its
-    error.
+    """Add clauses to `label`: parts of `model` without times, the class of the predictions, and its error.
 
-    See `untimed` for these parts, and for `times_sparse` and `times_delta_nets`.
+    See `untimed` for these parts, and for `times_sparse` and `times_delta_nets`. A clause on the image encoder comes
+    first.
     """
     missing = ", ".join(untimed(model, times_sparse=times_sparse, times_delta_nets=times_delta_nets))
     images = IMAGES_BY_CONSTANTS if model.vision is not None else ""
@@ -290,12 +290,17 @@ def with_error(
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "", constants: str = "") -> str:
-    """Return the label of step times for an engine with features that these times were not made for.
+    """Return the label of step times if the engine has features for which the times of `label` were not made.
 
-    `ways` maps the name of each feature to the part that is missing in the times, such as `{"drafts": "drafting"}`, or
-    to "" if none is missing. The features become part of the class, and the label states the error of this new class.
-    If `engine` is not empty, it replaces the engine of the class. `constants` has clauses on parts that constants time.
-    A label that names no class gets only these clauses.
+    The features become part of the class, as in "vLLM with drafts", and the label states the error of this new class.
+    If `label` names no class, only `constants` is added. Without features, the class is not changed.
+
+    Args:
+        label: label of the step times.
+        ways: by name of a feature, the part that is missing in the times, such as `{"drafts": "drafting"}`; "" if no
+            part is missing.
+        engine: name that replaces the engine of the class; empty to add the names of the features to it.
+        constants: clause about features whose times come from constants, such as `DRAFTS_BY_CONSTANTS`; empty without.
     """
     kind = class_in(label)
     if not ways or kind is None:

@@ -1,7 +1,8 @@
 """Caches of each decoder layer of a transformer, from its `config.json`, by the rules of vLLM 0.25.1.
 
-The size of the KV cache follows from them. Most functions are for one family of architectures, and tell which layers
-have full attention, a sliding window, chunks or a latent. Models with recurrent layers are in `kvsim.models.recurrent`.
+The size of the KV cache follows from these caches. Most functions are for one family of architectures, and tell which
+layers have full attention, a sliding window, chunks or a latent. Models with recurrent layers are in
+`kvsim.models.recurrent`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def num_heads(config: Config) -> int:
 
 
 def num_kv_heads(config: Config) -> int:
-    """Return the number of key and value heads."""
+    """Return the number of KV heads, a divisor of the number of query heads. If not stated, it is that number."""
     heads = num_heads(config)
     names = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
     kv_heads = config.count(*names, default=heads, most=heads)
@@ -71,8 +72,8 @@ def full(config: Config) -> FullAttention:
 def by_layer_types(config: Config) -> Caches:
     """List the caches of full and sliding layers as `layer_types` names them, if that list has both kinds.
 
-    Otherwise all layers are of one kind: sliding if `sliding_window` is set and `use_sliding_window` is not false, else
-    full. vLLM, too, ignores a list with one kind (`is_interleaved` is false) and applies the model's window to all
+    Otherwise all layers are of one kind: sliding if `sliding_window` is above 0 and `use_sliding_window` is not false,
+    else full. vLLM, too, ignores a list with one kind (`is_interleaved` is false) and applies the model's window to all
     layers.
     """
     kinds = config.texts("layer_types", num_layers(config))
@@ -107,8 +108,8 @@ def windowed(config: Config, is_sliding: Sequence[bool]) -> Caches:
 def full_every_nth(n: int, config: Config) -> Caches:
     """List the caches of layers of which every `n`-th has full attention, and all others a sliding window.
 
-    If the configuration states `layer_types`, `by_layer_types` decides instead. If it states `sliding_window_pattern`,
-    that number replaces `n`.
+    Counted from 0, layers n - 1, 2n - 1, ... have full attention. If the configuration states `layer_types`,
+    `by_layer_types` decides instead. If it states `sliding_window_pattern`, that number replaces `n`.
     """
     if config.states("layer_types"):
         return by_layer_types(config)
@@ -117,19 +118,20 @@ def full_every_nth(n: int, config: Config) -> Caches:
 
 
 def gpt_oss(config: Config) -> Caches:
-    """List the caches of gpt-oss: every second layer, from the first on, has a sliding window, even if `layer_types`
-    differs.
+    """List the caches of gpt-oss. Every second layer, from the first on, has a sliding window.
+
+    `layer_types` has no effect.
     """
     return windowed(config, [index % 2 == 0 for index in range(num_layers(config))])
 
 
 def gemma_3n(config: Config) -> Caches:
-    """List the caches of Gemma 3n. Its last layers have none: they read those of earlier layers."""
+    """List the caches of Gemma 3n. Its last layers have no cache: they read the caches of earlier layers."""
     return _without_shared(config, full_every_nth(5, config))
 
 
 def _without_shared(config: Config, layers: Caches) -> Caches:
-    """Remove the caches of the last `num_kv_shared_layers` layers, which read those of earlier layers."""
+    """Return `layers` without the caches of the last `num_kv_shared_layers` layers, which read other layers' caches."""
     num_shared = config.count("num_kv_shared_layers", default=0, least=0, most=len(layers) - 1)
     return layers[: len(layers) - num_shared] + [()] * num_shared
 
@@ -137,7 +139,7 @@ def _without_shared(config: Config, layers: Caches) -> Caches:
 def gemma_4(config: Config) -> Caches:
     """List the caches of Gemma 4. Full and sliding layers differ in number and size of KV heads.
 
-    The last layers may have no cache: they read those of earlier layers.
+    The last layers may have no cache: they read the caches of earlier layers.
     """
     layers = full_every_nth(6, config)
     layers[-1] = (full(config),)  # the last layer is full, even if the pattern makes it sliding

@@ -1,8 +1,7 @@
-"""Conversion of a Hugging Face `config.json` to a `Model`. A model whose cache size kvsim cannot compute exactly is
-refused.
+"""Conversion of a Hugging Face `config.json` to a `Model`.
 
-`--model` reads a configuration in this way if `listed.toml` does not have the model. The listed models are built by the
-same rules.
+If kvsim cannot compute the size of a model's cache exactly, it refuses the model. `--model` reads a configuration in
+this way if `listed.toml` does not have the model. The listed models are built by the same rules.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from kvsim.models.parameters import (
     dense_size,
     encoder_parameters,
     has_experts,
-    image_levels,
     is_tied,
     mixture,
+    num_deepstack_layers,
 )
 from kvsim.models.positions import longest_sequence
 from kvsim.models.quantized import quantization_of
@@ -47,7 +46,7 @@ OrionForCausalLM Phi3ForCausalLM PhiForCausalLM PhiMoEForCausalLM Qwen2ForCausal
 Qwen3ForCausalLM Qwen3MoeForCausalLM SeedOssForCausalLM SmolLM3ForCausalLM SolarForCausalLM StableLmForCausalLM
 Starcoder2ForCausalLM TeleChat3ForCausalLM
 """
-"""Architectures without a rule of their own: `layer_types` or `sliding_window` decides which layers slide."""
+"""Architectures without a rule of their own: `layer_types` or `sliding_window` decides which layers have a window."""
 
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_PLAIN.split(), attention.by_layer_types),
@@ -110,8 +109,8 @@ _NOT_MODELLED: Mapping[str, str] = {
 def read_config(path: Path, longest: int | None = None) -> Model:
     """Read the model from a `config.json`, or from a folder with that file.
 
-    Its name is `_name_or_path` in the file or, without that, the name of the folder. `longest` is the number of tokens
-    in the longest sequence, used only if the file states none.
+    The model's name is `_name_or_path` in the file; without this field, the name of the folder. `longest` is the number
+    of tokens in the longest sequence, used only if the file states none. None: such a file is refused.
 
     Raises:
         UsageError: the file cannot be read, or describes no model that kvsim knows.
@@ -183,11 +182,11 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
         num_experts=experts.num_experts if experts else 0,
         num_experts_per_token=experts.num_active if experts else 0,
         expert_intermediate_size=experts.intermediate_size if experts else 0,
-        num_expert_parameters=counts.expert,
+        num_expert_parameters=counts.routed_experts,
         num_encoder_parameters=encoder_parameters(config),
         image_class=next((name for name in config.texts("architectures") or () if name in _WRAPPERS), ""),
         vision=vision_tower(config),
-        num_image_levels=1 + image_levels(config),
+        num_image_levels=1 + num_deepstack_layers(config),
         quantization=quantization,
         kv_cache_dtype=quantization.kv_cache_dtype if quantization else "auto",
     )
@@ -196,8 +195,8 @@ def from_fields(fields: Mapping[str, Any], *, name: str, where: str, longest: in
 def _kinds_of(layers: attention.Caches) -> tuple[tuple[Layer, ...], tuple[tuple[int, ...], ...]]:
     """Return the different caches of a model and, for each layer, the indices of its caches.
 
-    Both are empty if every layer has one cache of full attention whose keys are as large as its values: `Model` needs
-    no list then.
+    Both are empty if every layer has one cache of full attention with keys as large as its values, because `Model`
+    needs no list then.
     """
     kinds: list[Layer] = list(dict.fromkeys(layer for caches in layers for layer in caches))
     if len(kinds) == 1 and all(len(caches) == 1 for caches in layers):

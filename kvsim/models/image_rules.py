@@ -68,7 +68,7 @@ RULES = {
     "Qwen3VLForConditionalGeneration": _QWEN3,
     "Qwen3VLMoeForConditionalGeneration": _QWEN3,
 }
-"""Rules by class of the image model. Their limits are from memory of the published processor configurations."""
+"""Rules by class of the image model. Their limits were not checked against the published processor configurations."""
 
 
 def image_rule(image_class: str) -> ImageRule:

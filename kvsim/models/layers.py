@@ -56,7 +56,7 @@ class SlidingWindow(FullAttention):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedLocal(FullAttention):
-    """Cache with keys and values of the tokens of the current chunk: those from the last multiple of `window` on."""
+    """Cache with keys and values of the tokens in the current chunk, which begins at the last multiple of `window`."""
 
     kind: str = field(default="chunked_local", init=False)
     window: int
@@ -104,7 +104,7 @@ class Mamba1:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU has for one sequence."""
+        """Return the tensors of one sequence on each GPU. `num_speculative_tokens` has no effect."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         inner = self.inner_size // tensor_parallel_size
         return (
@@ -132,7 +132,11 @@ class Mamba2:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors of one sequence on each GPU. If groups cannot be divided, each GPU has one group."""
+        """Return the tensors of one sequence on each GPU: convolution and state.
+
+        Drafted tokens lengthen the convolution's tensor. If `num_groups` cannot be divided among the GPUs, each GPU has
+        one group of the matrices B and C.
+        """
         groups = self.num_groups if self.num_groups % tensor_parallel_size == 0 else tensor_parallel_size
         channels = (self.inner_size + 2 * groups * self.state_size) // tensor_parallel_size
         return (
@@ -156,7 +160,10 @@ class GatedDeltaNet:
     state_dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU has for one sequence."""
+        """Return the tensors of one sequence on each GPU: convolution and state.
+
+        Drafted tokens lengthen the convolution's tensor.
+        """
         channels = 2 * self.num_key_heads * self.key_head_dim + self.num_value_heads * self.value_head_dim
         heads = self.num_value_heads // tensor_parallel_size
         return (
@@ -177,7 +184,7 @@ class KimiDelta:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU has for one sequence."""
+        """Return the tensors of one sequence on each GPU. `num_speculative_tokens` has no effect."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         heads = self.num_heads // tensor_parallel_size
         return (
@@ -197,18 +204,18 @@ class ShortConv:
     dtype: str
 
     def state(self, tensor_parallel_size: int = 1, num_speculative_tokens: int = 0) -> tuple[StateTensor, ...]:
-        """Return the tensors that each GPU has for one sequence."""
+        """Return the tensor of one sequence's convolution on each GPU. `num_speculative_tokens` is ignored."""
         del num_speculative_tokens  # vLLM has no speculative decoding with these layers
         return (StateTensor((self.conv_kernel - 1, self.inner_size // tensor_parallel_size), self.dtype),)
 
 
 Attention: TypeAlias = FullAttention | SlidingWindow | ChunkedLocal | Mla
-"""Caches of keys and values, or of a latent: of every token, or of the last tokens."""
+"""Caches with keys and values or with latents: of all tokens, or only of the last ones."""
 Recurrent: TypeAlias = Mamba1 | Mamba2 | GatedDeltaNet | KimiDelta | ShortConv
-"""Caches of a state whose size does not depend on the length of the sequence.
+"""Caches with a state whose size does not depend on the length of the sequence.
 
-Each class has a method `state` with the same parameters. It ignores `num_speculative_tokens` where vLLM has no
-speculative decoding. If `keeps_block_states` is True, vLLM can cache the state at the end of each block.
+Each class has a method `state` with the same parameters. It ignores `num_speculative_tokens` if vLLM has no speculative
+decoding with such layers. If `keeps_block_states` is True, vLLM can cache the state at the end of each block.
 """
 Layer: TypeAlias = Attention | Indexer | Recurrent
 

@@ -1,7 +1,7 @@
 """Parameters of a model, counted from its configuration: all, those of routed experts, and those that a token uses.
 
 The bytes of weights and the FLOPs follow from these numbers. Large biases are counted, and one vector for each norm.
-Rotary tables and modules for drafting are not counted; they were less than 0.1 % in every model that was compared with
+Rotary tables and modules for drafting are not counted. They were less than 0.1 % in every model that was compared with
 its published size.
 """
 
@@ -44,7 +44,7 @@ _TIED_BY_DEFAULT = (
     "MambaFor",
     "Lfm2For",
 )
-"""Beginnings of architectures that use one table for input and output unless `tie_word_embeddings` states otherwise."""
+"""Beginnings of architectures that use one table for input and output if `tie_word_embeddings` is not stated."""
 _WIDTH_FIELDS = {
     "Llama4ForCausalLM": "intermediate_size_mlp",
     "OPTForCausalLM": "ffn_dim",
@@ -70,7 +70,7 @@ class Mixture(NamedTuple):
     intermediate_size: int
     """Width of one routed expert."""
     shared_size: int
-    """Total width of the experts that every token passes through."""
+    """Total width of the experts that every token passes through; 0 without such experts."""
 
 
 class Parameters(NamedTuple):
@@ -79,7 +79,7 @@ class Parameters(NamedTuple):
     total: int
     active: int
     """Number of parameters that one token passes through."""
-    expert: int
+    routed_experts: int
     """Number of parameters of all routed experts."""
 
 
@@ -125,9 +125,7 @@ def has_experts(config: Config, index: int) -> bool:
 
 
 def _stated_kind(config: Config, index: int) -> str | None:
-    """Return the configuration's name for the kind of layer `index`, or of the layer's feed-forward part; None if not
-    stated.
-    """
+    """Return the stated name for the kind of layer `index`, or of its feed-forward part; None if not stated."""
     for name in ("hybrid_override_pattern", "layers_block_type", "mlp_layer_types"):
         kinds = config.fields.get(name)
         tells = name != "layers_block_type" or (isinstance(kinds, list) and "moe" in kinds)
@@ -181,10 +179,8 @@ def encoder_parameters(config: Config) -> int:
     return depth * (4 * width**2 + matrices * width * inner) + 3 * patch**2 * width + projector
 
 
-def image_levels(config: Config) -> int:
-    """Return the number of deeper layers that get a vector of their own from the image encoder (deepstack of
-    Qwen3-VL).
-    """
+def num_deepstack_layers(config: Config) -> int:
+    """Return the number of deeper layers that get their own vector from the image encoder (deepstack of Qwen3-VL)."""
     stated = config.fields.get("vision_config")
     levels = stated.get("deepstack_visual_indexes") if isinstance(stated, dict) else None
     return len(levels) if isinstance(levels, list) else 0
@@ -199,8 +195,9 @@ def _per_layer_embeddings(config: Config, num_layers: int) -> int:
 
 
 def _feed_forward(config: Config, index: int, has_cache: bool) -> tuple[int, int, int]:
-    """Count the feed-forward parameters of layer `index`: those that every token uses, those of all routed experts, and
-    those of the experts that one token uses.
+    """Return three numbers of feed-forward parameters of layer `index`.
+
+    They are those that every token uses, those of all routed experts, and those of the experts that one token uses.
     """
     hidden, architecture = hidden_size(config), config.architecture
     matrices = 2 if architecture in _UNGATED else 3

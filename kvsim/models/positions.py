@@ -1,7 +1,7 @@
 """Longest sequence of a model from its configuration, as vLLM 0.25.1 computes `max_model_len`.
 
-It is the stated number of positions. Scaling rotary positions by the kinds `linear`, `dynamic`, `ntk` and `yarn`
-multiplies this number. With another kind, such as `llama3`, the stated number already includes the factor.
+It is the stated number of positions. If rotary positions are scaled by a kind in `_STRETCHING`, such as `yarn`, the
+factor multiplies this number. With another kind, such as `llama3`, the stated number already includes the factor.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ _LENGTH_FIELDS = (
 _STRETCHING = ("linear", "dynamic", "ntk", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of scaling whose factor multiplies the longest sequence."""
 _KEEPING = ("default", "llama3", "longrope", "su", "mrope", "proportional")
-"""Kinds of scaling whose factor does not multiply the longest sequence, because `max_position_embeddings` includes
-it.
+"""Kinds of scaling whose factor does not multiply the longest sequence.
+
+`max_position_embeddings` already includes the factor.
 """
 _PLAIN = ("default", "mrope", "proportional")
 """Kinds of scaling that have no factor."""
@@ -82,7 +83,7 @@ def _scalings(text: Config) -> list[Config]:
 
 
 def _without_base(scaling: Any) -> Any:
-    """Return a scaling without its rotary base, because of two equal scalings only one may state it."""
+    """Return a scaling without its rotary base. Two scalings count as equal even if only one states the base."""
     if not isinstance(scaling, dict):
         return scaling
     kind = {"rope_type": scaling.get("rope_type", scaling.get("type"))}
@@ -104,9 +105,9 @@ def _kind(scaling: Config) -> str:
 
 
 def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
-    """Return the number of positions from which a scaling starts, and the factor by which it multiplies that number.
+    """Return the number of positions that a scaling multiplies, and its factor.
 
-    `positions` is the stated number of positions.
+    `positions` is the number of positions that the configuration states.
     """
     for name in _NUMBER_FIELDS:
         if scaling.states(name):

@@ -156,12 +156,12 @@ def jamba(config: Config) -> Caches:
 
 
 def mamba_1(config: Config) -> Caches:
-    """List the caches of Mamba."""
+    """List the caches of Mamba and Falcon Mamba: every layer has a state."""
     return [(_mamba_1(config),)] * num_layers(config)
 
 
 def mamba_2(config: Config) -> Caches:
-    """List the caches of Mamba 2."""
+    """List the caches of Mamba 2: every layer has a state."""
     return [(_mamba_2(config),)] * num_layers(config)
 
 

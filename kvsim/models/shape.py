@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer, Recurrent
 
 ATTENTION = (FullAttention, Mla)
-"""Classes of caches with keys and values, or with a latent. The classes for windows and chunks are their subclasses."""
+"""Classes of caches with keys and values, or with latents. Caches of windows and chunks are subclasses of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,7 @@ class Model:
     quantization: Quantization | None = None
     """Format of quantized weights; None if all weights have type `dtype`."""
     stored_weight_bytes: int | None = None
-    """Number of bytes of the published weights, if known to differ from those that `quantization` gives; otherwise
-    None.
-    """
+    """Number of bytes of the published weights. None: the number that follows from `quantization`."""
     kv_cache_dtype: str = "auto"
     """Type of the cache, one of `KV_CACHE_DTYPES`."""
     tensor_parallel_size: int = 1
@@ -108,7 +106,7 @@ class Model:
     sources: tuple[str, ...] = ()
     """Documents from which the shape was taken."""
     from_memory: tuple[str, ...] = ()
-    """Names of fields for which there is no source."""
+    """Names of fields whose values were taken from no document."""
     note: str = ""
     """Remark about the listed model; empty without one."""
 
@@ -143,7 +141,9 @@ class Model:
         enable_expert_parallel: bool | None = None,
         decode_context_parallel_size: int | None = None,
     ) -> Model:
-        """Return the model with other serving settings. None keeps a setting; for `quantization`, "" does.
+        """Return the model with other serving settings. None keeps a setting.
+
+        For `quantization`, "" keeps the setting, and None means weights that are not quantized.
 
         Raises:
             UsageError: heads, experts or contexts cannot be divided among the GPUs, or there are more stages than
@@ -309,8 +309,8 @@ class Model:
     def expert_bytes(self) -> int:
         """Number of bytes of all routed experts, on all GPUs together.
 
-        If the size of the published weights is known, the computed size is scaled by the same factor as that of all
-        weights.
+        If the size of the published weights is known, the computed size is multiplied by the ratio of the published to
+        the computed size of all weights.
         """
         bits = (self.quantization.expert_bits if self.quantization else 0) or 8 * self.dtype_bytes
         computed = math.ceil(self.num_expert_parameters * bits / 8)
@@ -320,7 +320,7 @@ class Model:
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs of one data-parallel rank, over all its pipeline stages."""
+        """Number of GPUs of one data-parallel rank, over all its pipeline stages; of the server without such ranks."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
@@ -348,7 +348,7 @@ class Model:
 
     @property
     def encoder_bytes(self) -> int:
-        """Number of bytes of the encoders for images or sound, which are not quantized."""
+        """Number of bytes of the encoders for images or sound, on all GPUs together. They are not quantized."""
         return self.num_encoder_parameters * self.dtype_bytes
 
     @property
@@ -381,5 +381,5 @@ class Model:
 
     @property
     def flops_per_attention_pair(self) -> float:
-        """FLOPs of one query with one key in all layers, on each GPU: their score, and the weighted value."""
+        """FLOPs of the attention of one query to one key in all layers, on each GPU: score and weighted value."""
         return 4.0 * self.num_kv_layers * self.num_attention_heads * self.head_dim / self.tensor_parallel_size

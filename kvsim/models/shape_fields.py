@@ -38,7 +38,7 @@ _MAY_BE_ZERO = (
     "num_expert_parameters",
     "num_encoder_parameters",
 )
-"""Fields with a whole number that may be 0. A field in none of these tuples has a whole number of at least 1."""
+"""Fields with a whole number that may be 0. Other fields with a whole number must be at least 1."""
 _LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
 """Fields of a layer that may be 0. All other numbers of a layer must be at least 1."""
 

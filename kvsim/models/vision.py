@@ -13,7 +13,10 @@ from kvsim.files.values import is_integer
 from kvsim.models.config import Config
 
 _CLASSES = ("Qwen2VL", "Qwen2_5_VL", "Qwen3VL")
-"""Beginnings of the classes of image models whose towers are known. They merge square groups of patches into tokens."""
+"""Beginnings of the classes of image models whose towers are known.
+
+These towers merge square groups of patches into tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,7 @@ def vision_tower(config: Config) -> VisionTower | None:
 def tower_width(tower: Config) -> int:
     """Return the width of a tower's layers; 0 if not stated.
 
-    Qwen2-VL states the width as `embed_dim`; its `hidden_size` is the width of the tower's outputs.
+    Qwen2-VL states the width as `embed_dim`, and states the width of the tower's outputs as `hidden_size`.
     """
     return tower.count("embed_dim" if tower.states("embed_dim") else "hidden_size", default=0, least=0)
 

@@ -11,7 +11,10 @@ from kvsim.errors import UsageError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """Format of weights: average bits per weight, scales included. Embeddings, norms and routers are not quantized."""
+    """Format of weights, with average bits per weight that include scales.
+
+    Embeddings, norms and routers are not quantized.
+    """
 
     method: str
     linear_bits: float
@@ -23,7 +26,7 @@ class Quantization:
 
     @property
     def product_type(self) -> str:
-        """Type in which linear layers multiply: "fp8", "nvfp4", or "bfloat16" for all weights that are converted first.
+        """Type in which linear layers multiply: "fp8", "nvfp4" or "bfloat16". Other weights are converted to bfloat16.
 
         Products in int8 count as "fp8", because GPUs that have both compute them at the same rate.
         """
@@ -73,7 +76,7 @@ _ALSO = {
     "w8a8_fp8": "fp8",
     "w8a8_int8": "int8",
 }
-"""Name here of methods of vLLM and SGLang that differ from it only in kernels, not in bytes."""
+"""Name in `QUANTIZATIONS` of further methods of vLLM and SGLang that have the same bytes and only other kernels."""
 
 
 def find_quantization(name: str) -> Quantization | None:

@@ -19,18 +19,21 @@ if TYPE_CHECKING:
     from kvsim.steptime import Roofline, StepTimeModel
 
 KEY = "extrapolates"
-"""Key of the descriptions of such steps in the provenance of a recording, and in the output of `--json`."""
+"""Key of the descriptions of steps outside the fitted range, in a recording's provenance and in `--json` output."""
 
 
 class WatchedProfile:
     """Step times of a profile that also record the largest value of each field of the steps."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
-        """Record the steps for which `profile` is used. `times` replace its times, which are with CUDA graphs."""
+        """Use the step times `times`; None: those of `profile`, for an engine with CUDA graphs.
+
+        The label and the fitted range are those of `profile`.
+        """
         self._profile = profile
         self._largest: list[float] = [0] * len(StepShape._fields)
         self.times = profile.times if times is None else times
-        """Step times for callers that compute times without `step_time`. They must report their steps to `saw`."""
+        """Step times for callers that compute times without `step_time`. Such callers must report steps to `saw`."""
         self.label = profile.label
         self.calibrated = profile.calibrated
 
@@ -64,14 +67,14 @@ class WatchedProfile:
         return self.times.step_time(shape)
 
     def saw(self, shape: StepShape) -> None:
-        """Record a step of this `shape`. For several steps, its fields are arrays, or the largest values."""
+        """Record a step of this `shape`. For several steps, the fields of `shape` are arrays, or the largest values."""
         largest = self._largest
         for index, value in enumerate(shape):
             most = value.max() if isinstance(value, np.ndarray) else value
             largest[index] = max(largest[index], most)
 
     def beyond(self) -> list[str]:
-        """Return a text for each field of which a recorded step was outside the fitted range."""
+        """Return a text for each field with which a recorded step was outside the fitted range."""
         return self._profile.outside(StepShape._make(self._largest))
 
 

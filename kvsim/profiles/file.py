@@ -106,10 +106,10 @@ def _times(gpu: str, coefficients: Mapping[str, Any]) -> Roofline:
 
 
 def save(profile: Profile, path: str | os.PathLike[str], header: str = "", *, made_by: str = "") -> Path:
-    """Write a profile as TOML, with a comment on every coefficient, and return its path. The file appears when it is
-    complete.
+    """Write a profile as TOML, with a comment on every coefficient, and return its path.
 
-    `header` becomes comment lines. `made_by` is the command of kvsim that a comment names as origin of the file.
+    An interrupted call leaves no incomplete file. `header` becomes comment lines. `made_by` is the command of kvsim
+    that a comment names as origin of the file; if it is empty, that comment is left out.
     """
     file = Path(path)
     lines = [f"# {line}".rstrip() for line in header.splitlines()]

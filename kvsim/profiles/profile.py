@@ -14,7 +14,7 @@ from kvsim.steptime import ALL_ALIKE, Roofline, StepShape, StepTime, copy_bytes_
 
 ENGINES = ("vllm", "hf-dynamic", "hf-static")
 _EVENTS = ("new_shape", "new_kernels", "num_new_seqs")
-"""Fields of `StepShape` that count events in a step. They have no fitted range."""
+"""Fields of `StepShape` about first uses of kernels and new sequences. They have no fitted range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,10 +24,11 @@ class Residual:
     recording: str
     num_steps: int
     mean_percent: float
-    """Mean error of a step's time, in percent of the mean time."""
+    """Mean signed error of a step's time, in percent of the mean time."""
     median_abs_us: float
+    """Median absolute error of a step's time in microseconds."""
     held_out_percent: float | None
-    """Mean error, in percent, of times that were fitted without this recording; None if it is the only one."""
+    """Like `mean_percent`, for times that were fitted without this recording; None without any other recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

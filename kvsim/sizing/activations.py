@@ -30,7 +30,7 @@ COMMUNICATOR_BYTES = 300 * _MIB
 """Additional bytes outside PyTorch on each of several GPUs, for buffers with which they exchange results."""
 
 GRAPH_BYTES = 450 * _MIB
-"""Bytes that the older of vLLM's two model runners reserves for captured graphs."""
+"""Bytes that vLLM's model runner V1 reserves for captured graphs."""
 
 EXPERT_GRAPH_BYTES = int(4.7 * _MIB)
 """Bytes that captured graphs of models with experts take per captured size, in addition to those per layer."""
@@ -40,16 +40,16 @@ EXPERT_GRAPH_LAYER_BYTES = int(0.3 * _MIB)
 Fitted to starts of Qwen3-30B-A3B with 48 layers and of Mixtral-8x7B with 16 layers on an H200, with 51 captured sizes.
 """
 RANK_GRAPH_LAYER_BYTES = int(0.58 * _MIB)
-"""Bytes of captured graphs on data-parallel ranks that share experts, per captured size and layer. These graphs also
-exchange tokens.
+"""Bytes of captured graphs on data-parallel ranks that share experts, per captured size and layer.
 
-Fitted to a single start: vLLM 0.25.1 logged 1.12 GiB for two ranks of Qwen3-30B-A3B with 35 captured sizes.
+These graphs also exchange tokens. Fitted to a single start: vLLM 0.25.1 logged 1.12 GiB for two ranks of Qwen3-30B-A3B
+with 35 captured sizes.
 """
 
 SAMPLER_BYTES = 4
 """Bytes per logit of the copy of the logits in float32."""
 OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
-"""Bytes per logit on the older model runner, which also samples, with tensors of probabilities and of noise."""
+"""Bytes per logit on model runner V1, which also samples, with tensors of probabilities and of noise."""
 
 _CAPTURED_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))
 _MOST_CAPTURED, _MOST_CAPTURED_OF_GPT_OSS = 512, 1024
@@ -59,22 +59,22 @@ Except for gpt-oss, the number is also at most twice `max_num_seqs`.
 """
 
 _MIXTURES_ON_THE_NEWER = ("DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM")
-"""Architectures with experts that run on the newer of vLLM 0.25.1's two model runners.
+"""Architectures with experts that vLLM 0.25.1 runs on model runner V2.
 
 Models without experts run on it, too, unless they have recurrent layers.
 """
 
 
 def on_older_runner(model: Model) -> bool:
-    """Tell whether vLLM 0.25.1 runs the model on the older of its two model runners, which uses more memory."""
+    """Tell whether vLLM 0.25.1 runs the model on model runner V1, which uses more memory than V2."""
     return bool(model.recurrent_layers) or (model.num_experts > 0 and model.architecture not in _MIXTURES_ON_THE_NEWER)
 
 
 def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: bool = True) -> Estimate:
-    """Return the larger of two peaks: that inside a layer, and that of the logits with their float32 copy.
+    """Return the larger of two peaks: the one inside a layer, and the one of the logits with their float32 copy.
 
-    `num_tokens` and `num_seqs` are those of the largest step. `samples` is False for a pipeline stage that is not the
-    last: it has no logits.
+    `num_tokens` and `num_seqs` are those of the largest step. `samples` is False for a pipeline stage without logits,
+    which is every stage but the last.
     """
     width = math.ceil(RESIDUAL_COPIES * model.hidden_size + _inner_width(model))
     layer = num_tokens * width * model.dtype_bytes
@@ -107,8 +107,7 @@ def outside_pytorch(model: Model) -> Estimate:
 
 
 def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
-    """Estimate the bytes that vLLM sets aside for captured graphs before it creates the cache; 0 on the newer model
-    runner, which sets none aside.
+    """Estimate the bytes that vLLM sets aside for captured graphs before it creates the cache; 0 on model runner V2.
 
     `num_layers` is the number of layers in the graphs, and `num_seqs` the largest number of sequences in a step.
     """
@@ -127,9 +126,12 @@ def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
 def slot_bytes(model: Model, max_lora_rank: int) -> int:
     """Return the bytes of one slot for an adapter (LoRA) on each GPU. vLLM allocates the slots with the model.
 
-    For each projection of a layer, a slot has two matrices: A of rank x inputs, and B of outputs x rank. With tensor
-    parallelism, a projection that divides its outputs divides B, and every GPU has the whole of A. A projection that
-    divides its inputs divides A, and every GPU has the whole of B.
+    For each projection of a layer, a slot has two matrices: A of rank x inputs, and B of outputs x rank. If tensor
+    parallelism divides the outputs of a projection, it divides B, and every GPU has the whole of A. If it divides the
+    inputs, it divides A, and every GPU has the whole of B.
+
+    Raises:
+        UsageError: the model has experts, MLA or recurrent layers.
     """
     if model.num_experts or model.kv_lora_rank is not None or model.recurrent_layers:
         raise UsageError(

@@ -51,7 +51,7 @@ class Budget:
     terms: tuple[BudgetTerm, ...]
     """Terms of the budget in the order of printing; their sum is `kv_bytes`."""
     stage: int = 0
-    """Number, from 0, of the pipeline stage with room for the fewest blocks. The terms are those of its GPUs."""
+    """Index of the pipeline stage with room for the fewest blocks. The terms are those of one of its GPUs."""
     encoder_cache_tokens: int = 0
     """Number of image tokens that the encoder cache holds; 0 for a text model, or if the number is unknown."""
 
@@ -86,7 +86,7 @@ class Budget:
         return self.num_blocks * self.bytes_per_block
 
     @property
-    def kv_bytes_in_all(self) -> int:
+    def kv_bytes_of_stages(self) -> int:
         """Bytes of the pool, summed over one GPU of every pipeline stage."""
         return self.num_blocks * sum(self.plan.bytes_per_block)
 
@@ -97,8 +97,9 @@ class Budget:
 
     @property
     def capacity_tokens(self) -> int:
-        """Number of tokens that the usable blocks hold. With several KV-cache groups, all sequences are assumed to have
-        `max_model_len`.
+        """Number of tokens that the usable blocks hold.
+
+        With several KV-cache groups, it is computed for sequences of `max_model_len` tokens.
         """
         if self.plan.layout.is_uniform:
             return self.num_usable_blocks * self.block_size
@@ -110,8 +111,9 @@ class Budget:
         return self.plan.max_sequences(tokens)
 
     def with_full_layers(self) -> CachePlan | None:
-        """Return the plan for a pool of the same size if every layer kept every token. Return None if no layer has a
-        window, or if some layers are recurrent.
+        """Return the plan for a pool of the same size if every layer kept every token.
+
+        Return None if no layer has a window, or if some layers are recurrent.
         """
         is_windowed = any(group.kind is CacheKind.SLIDING_WINDOW for group in self.plan.layout.groups)
         if not is_windowed or self.model.recurrent_layers:
@@ -120,10 +122,10 @@ class Budget:
         return plan_cache(self.model, replace(self.plan.settings, uniform=True), pool, insist=True)
 
     def with_divided_latents(self) -> CachePlan | None:
-        """Return the plan of the same pool if the GPUs divided every latent, of which vLLM keeps a copy on each GPU.
+        """Return the plan of the same pool if the GPUs divided every latent. vLLM keeps a copy of it on each GPU.
 
-        Return None if the model has no latent attention, if there is one GPU, or if the GPUs divide the tokens of each
-        sequence already.
+        Return None if some layers have no MLA, if there is one GPU, or if the GPUs divide the tokens of each sequence
+        already.
         """
         size = self.model.tensor_parallel_size
         if (
@@ -175,7 +177,7 @@ class _StageBudget(NamedTuple):
     weights: tuple[BudgetTerm, ...]
     weight_limit_bytes: int
     limited_by: str
-    """Name of what limits the weights to `weight_limit_bytes`, for an error message."""
+    """What leaves `weight_limit_bytes` for weights, in an error message: "gpu_memory_utilization" or "the KV cache"."""
 
 
 def _with_stated_pool(
@@ -220,8 +222,8 @@ def _fill(
 ) -> tuple[CachePlan, tuple[BudgetTerm, ...], int]:
     """Fill the pool with as many blocks as fit on the pipeline stage that has room for the fewest.
 
-    `terms_of` has the terms of each stage, whose sum is the memory for blocks. Return the plan, the terms of that stage
-    with its rounding, and the number of the stage.
+    `terms_of` has the terms of each stage. Their sum is the memory for blocks. Return the plan, the terms of the stage
+    with the fewest blocks, rounding included, and the index of this stage.
     """
     sizes = bytes_per_block(model, cache)
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]

@@ -66,7 +66,7 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
 
 
 def added_terms(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
-    """Return the terms of the draft model and of the slots for adapters (LoRA); none that is 0."""
+    """Return the terms of the draft model and of the slots for adapters (LoRA). Without them, the term is left out."""
     drafter, max_loras, rank = settings.drafter, settings.max_loras, settings.max_lora_rank
     if model.pipeline_parallel_size > 1 and (drafter or max_loras):
         raise UsageError("draft layers and slots of adapters are accounted for where one stage holds all layers; take "
@@ -82,8 +82,9 @@ def added_terms(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
 
 
 def overhead_terms(model: Model, settings: PoolSettings, stage: range) -> tuple[BudgetTerm, ...]:
-    """Return the estimated terms of one stage: activations, memory outside PyTorch, captured graphs and the encoder
-    cache.
+    """Return the estimated terms of one stage.
+
+    They are activations, memory outside PyTorch, captured graphs, and the encoder cache on the first stage.
     """
     num_tokens, is_last = settings.max_num_batched_tokens, stage.stop == model.num_layers
     estimates = (

@@ -41,7 +41,7 @@ class PoolSettings:
     max_num_seqs: int = 1024
     """Number of sequences in the largest step, from which the size of the logits follows."""
     max_model_len: int | None = None
-    """Longest sequence in tokens. None for the limit of the model, which may be more than the pool holds."""
+    """Longest sequence in tokens. None: the limit of the model, even if the pool cannot hold such a sequence."""
     find_max_model_len: bool = False
     """True to reduce `max_model_len` to the longest sequence that fits."""
     block_size: int | None = None
@@ -55,7 +55,7 @@ class PoolSettings:
     kv_memory_bytes: int | None = None
     """Bytes of the pool on each GPU, before rounding to blocks; None to estimate. If stated, no term is estimated."""
     num_blocks: int | None = None
-    """Exact number of blocks; None to estimate. If stated, no term is estimated."""
+    """Exact number of blocks, null block included; None to estimate. If stated, no term is estimated."""
     oversize: bool = False
     """True to create the pool even if the GPU's memory is too small for it and the weights."""
     estimates_graphs: bool = True
@@ -70,9 +70,7 @@ class PoolSettings:
     """Rank for which each slot for an adapter has room."""
 
     def of_cache(self, gpu: Gpu, model: Model) -> CacheSettings:
-        """Return the settings from which the KV-cache groups of `model` on `gpu` follow. Without `max_model_len`, the
-        limit of the model holds.
-        """
+        """Return the settings from which the KV-cache groups of `model` on `gpu` follow."""
         return CacheSettings(
             max_model_len=model.max_position_embeddings if self.max_model_len is None else self.max_model_len,
             max_num_batched_tokens=self.max_in_flight_tokens or self.max_num_batched_tokens,

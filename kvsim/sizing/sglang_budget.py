@@ -24,23 +24,28 @@ DEFAULT_RATIO = 0.8
 """Default `swa_full_tokens_ratio`: number of slots in layers with windows, divided by that in all other layers."""
 _MIB = 1 << 20
 _GROUP_BYTES = int(2.43 * GIB)
-"""Bytes in use on each GPU of a server with several, before the weights are loaded: contexts, and buffers for
-exchanges.
+"""Bytes in use on each GPU of a server with several GPUs, before the weights are loaded.
 
-Source: the log in sglang#11716, in which 137.29 of 139.72 GiB of each of eight H200 are free at that time.
+They are for contexts, and for buffers to exchange results. Source: the log in sglang#11716, in which 137.29 of 139.72
+GiB of each of eight H200s are free at that time.
 """
 _CARDS = ((20, 2048, 8, 8), (35, 4096, 48, 160), (60, 4096, 32, 160), (160, 8192, 256, 512))
-"""SGLang's defaults by the memory of the GPU, in ascending order: (upper limit of the memory in GiB,
-`chunked_prefill_size`, largest batch with a captured graph on up to three GPUs, the same on more GPUs).
+"""SGLang's defaults by the memory of the GPU, in ascending order.
+
+An entry is (upper limit of the memory in GiB, `chunked_prefill_size`, largest batch with a captured graph on up to
+three GPUs, largest such batch on more GPUs).
 """
 _LARGEST_CARD = (16384, 512, 512)
 """The last three numbers of an entry of `_CARDS`, for GPUs with more memory than all entries."""
 _LARGE_CARD_MIB, _LEAST_RESERVE_MIB = 60 * 1024, 10 * 1024
 _META_MIB, _MIB_PER_TOKEN, _MIB_PER_GRAPH, _LEAST_TOKENS, _MIB_OF_GROUP = 512, 1.5, 2, 2048, 1024 / 8
-_MANY = 4
+_MANY_GPUS = 4
 """Smallest number of GPUs for which the last number of an entry of `_CARDS` holds."""
 _RUNNING, _RUNNING_PER_CONTEXT = (2048, 4096), 512
-"""Smallest and largest default of `max_running_requests`, and the default per `context_length` tokens of slots."""
+"""(smallest, largest) default of `max_running_requests`, and the default if the pool has `context_length` slots.
+
+Between the smallest and the largest, the default is proportional to the number of slots.
+"""
 _BLACKWELL = "Blackwell GB100"
 """Beginning of the architecture of data-center GPUs such as B200 and B300, but not of workstation GPUs."""
 _PAGES_ON_BLACKWELL = (64, 16, 32, 128)
@@ -87,9 +92,7 @@ def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
 
 
 def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
-    """Return the page sizes that SGLang's attention kernels allow, in tokens, the default first; empty if they allow
-    all.
-    """
+    """Return the page sizes in tokens that SGLang's attention kernels allow, the default first; empty if all are."""
     if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
         return (_PAGE_OF_SPARSE,)
     has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
@@ -97,11 +100,12 @@ def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
 
 
 def check_chunk(chunked_prefill_size: int, page_size: int) -> None:
-    """Check that the size of a chunk of a prompt is a multiple of the size of a page (both in tokens), as SGLang
-    demands.
+    """Check that the size of a prompt's chunk is a multiple of the page size, both in tokens, as SGLang demands.
+
+    A negative size means that prompts are not cut, and is accepted.
 
     Raises:
-        UsageError: it is no such multiple.
+        UsageError: the size is no such multiple.
     """
     if chunked_prefill_size > 0 and chunked_prefill_size % page_size:
         raise UsageError(
@@ -125,13 +129,14 @@ def default_running_requests(num_slots: int, context_length: int) -> int:
 def least_reserve(gpu: Gpu, model: Model) -> int:
     """Return the bytes that SGLang's default reserves at least for graphs, metadata and exchanges between GPUs."""
     _, by_few, by_many = _defaults(gpu)
-    captured = by_many if model.num_gpus >= _MANY else by_few
+    captured = by_many if model.num_gpus >= _MANY_GPUS else by_few
     return int(_MIB * (_META_MIB + _MIB_PER_GRAPH * captured + _MIB_OF_GROUP * model.num_gpus))
 
 
 def default_fraction(gpu: Gpu, model: Model, chunked_prefill_size: int) -> float:
-    """Return SGLang's default `mem_fraction_static`: the share of the GPU's memory that a reserve for activations and
-    captured graphs leaves. The formula and its constants are SGLang's.
+    """Return SGLang's default `mem_fraction_static`, by SGLang's formula and constants.
+
+    It is the share of the GPU's memory that a reserve for activations and captured graphs leaves.
     """
     card_mib = gpu.memory_bytes / _MIB
     reserve = _MIB_PER_TOKEN * max(chunked_prefill_size, _LEAST_TOKENS) + least_reserve(gpu, model) / _MIB
@@ -148,8 +153,9 @@ def plan_slots(
     chunked_prefill_size: int | None = None,
     page_size: int | None = None,
 ) -> SlotBudget:
-    """Return the slots that SGLang would create on `gpu` for `model`. An argument that is None has SGLang's default on
-    this GPU.
+    """Return the slots that SGLang would create on `gpu` for `model`.
+
+    An argument that is None has SGLang's default on this GPU.
 
     Raises:
         UsageError: `mem_fraction_static` is not between 0 and 1, or the model has several pipeline stages.

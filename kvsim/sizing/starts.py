@@ -14,10 +14,10 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.sizing.budget import Budget
 
 Plan = Callable[[Mapping[str, Any]], Budget]
-"""Function that returns the budget after the given settings are changed. It raises BudgetError or UsageError if the
-server does not start.
+"""Function that returns the budget after the given settings are changed.
 
-If `find_max_model_len` is among the settings, the budget has the largest `max_model_len` that fits.
+It raises BudgetError or UsageError if the server does not start. If `find_max_model_len` is among the settings, the
+budget has the largest `max_model_len` that fits.
 """
 _LADDERS: Mapping[str, tuple[Any, ...]] = {
     "gpu_memory_utilization": (0.9, 0.94, 0.96, 0.98),
@@ -46,10 +46,11 @@ class StartingSettings:
 
 
 def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[StartingSettings]:
-    """Return, for each setting, the first value in `_LADDERS` with which the server starts, as the only change.
+    """Return changes with which the server starts: at most one for each setting.
 
-    If no value is enough for the present `max_model_len`, the change also reduces `max_model_len`; such a change is
-    left out if reducing `max_model_len` alone is enough. The first change in the list reduces only that, if this helps.
+    If a smaller `max_model_len` alone is enough, this is the first change. The change of any other setting has the
+    first value in `_LADDERS` with which the server starts. If no value is enough, the change also reduces
+    `max_model_len`; but it is left out if a smaller `max_model_len` alone is enough.
 
     Args:
         plan: Function that plans the budget; it raises BudgetError or UsageError if the server does not start.

@@ -27,7 +27,7 @@ from kvsim.machines import (
     served_model,
     step_times,
 )
-from kvsim.machines.known_errors import FEWEST, FIGURES, ErrorClass, error_words, outside_errors
+from kvsim.machines.known_errors import FEWEST_RECORDINGS, FIGURES, ErrorClass, error_words, outside_errors
 from kvsim.models import Model, find_model, find_quantization
 from kvsim.recording import Meta, find, read
 from kvsim.recording.files import read_outlines
@@ -57,7 +57,7 @@ def test_every_class_has_recordings_that_exist_and_belong_to_it(kind: ErrorClass
     known = known_errors()[kind]
     assert known.recordings
     assert len(set(known.recordings)) == len(known.recordings)
-    assert set(known.on) == {find_gpu(meta_of(name).gpu).name for name in known.recordings}
+    assert set(known.gpus) == {find_gpu(meta_of(name).gpu).name for name in known.recordings}
     for name in known.recordings:
         meta = meta_of(name)
         engine = "vllm" if meta.policy_name != "static" else f"hf-{meta.policy.get('cache', 'dynamic')}"
@@ -69,7 +69,7 @@ def test_every_class_has_recordings_that_exist_and_belong_to_it(kind: ErrorClass
 def test_no_two_classes_share_their_figures() -> None:
     """Equal figures of two classes would mean that one borrowed them from the other."""
     for (kind, one), (other, two) in combinations(known_errors().items(), 2):
-        figures = [(known.median, known.worst, known.clocks) for known in (one, two)]
+        figures = [(known.median, known.worst, known.step_errors) for known in (one, two)]
         assert figures[0] != figures[1], f"{kind.words} and {other.words}"
     for words, others in combinations([error_words(kind) for kind in known_errors()], 2):
         assert words != others
@@ -91,7 +91,7 @@ def ways(model: Model) -> list[Model]:
     return found
 
 
-RECORDED = {name for known in known_errors().values() for name in known.on}
+RECORDED = {name for known in known_errors().values() for name in known.gpus}
 FIRST = {gpu.architecture: gpu for gpu in reversed(GPUS)}
 """The first listed GPU of each architecture."""
 EVERY_GPU = [
@@ -199,7 +199,7 @@ def test_a_fit_without_a_measured_class_says_that_its_margin_is_unknown() -> Non
 
 def test_few_recordings_tell_a_figure_and_no_interval() -> None:
     for known in known_errors().values():
-        assert known.tells_an_interval == (len(known.recordings) >= FEWEST)
+        assert known.tells_an_interval == (len(known.recordings) >= FEWEST_RECORDINGS)
         assert ("(" in known.words()) == (len(known.recordings) > 1)
 
 
