@@ -30,7 +30,7 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
     "several": ((grouped, 17), (staged_groups, 3)),
 }
 _MOST_EQUAL = 120
-"""Largest number of equal workloads that are kept to test variants: with a variant, all of them must stay equal."""
+"""Largest number of equal workloads that are kept to test variants. With a variant, these must all stay equal."""
 _MOST_RECORDS = 150
 """Largest number of records in an equal workload that is kept."""
 

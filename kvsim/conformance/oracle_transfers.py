@@ -37,7 +37,7 @@ class TransferEngine:
         Either this engine has loaded the blocks, or it does not need them.
         """
         self.ended: dict[int, tuple[list[int], list[int], list[int]]] = {}
-        """By step: sequences whose loads ended, sequences whose sends ended, and blocks that failed to load."""
+        """Sequences whose loads ended, sequences whose sends ended, and blocks that failed to load, by step."""
 
     def run_step(self, driver: Driver) -> None:
         """Begin the transfers of the last scheduled step, and report to the engine those that end with this step."""

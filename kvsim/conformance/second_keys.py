@@ -40,7 +40,7 @@ class SecondKeys:
         ]
         self._of_block: dict[int, set[tuple[int, int]]] = {}
         self._next: dict[tuple[int, int], tuple[int, list[int]]] = {}
-        """By (sequence, group): table index of the first block that may get a second key, and all such blocks."""
+        """Blocks that may get a second key, by (sequence, group), with the table index of the first block."""
         self._tails: set[int] = set()
         """Blocks whose only key is a hash that ends inside them."""
 

@@ -44,8 +44,8 @@ class CachedTokens(NamedTuple):
 def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntArray, release: str) -> CachedTokens:
     """Return the number of tokens that a request has in the prefix cache at each release of units.
 
-    `rows` has the rows of `memory.parquet` with these releases. `previous_end` has, for each of them, the last step
-    before the request's previous release of all memory; -1 if there was none. `release` is the version of vLLM.
+    `rows` has the rows of `memory.parquet` with these releases. `previous_end` has, for each row, the last step before
+    the request's previous release of all memory; -1 if there was none. `release` is the version of vLLM.
     """
     if not len(recording.schedule):
         return CachedTokens(*(np.zeros(len(rows), np.int64),) * 4)

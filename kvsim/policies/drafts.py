@@ -44,9 +44,9 @@ class Drafts:
     drafts.
     """
     accepted: DraftCounts
-    """For each request, a list of numbers of accepted drafts. A request with an empty list accepts all drafts."""
+    """List of numbers of accepted drafts for each request. A request with an empty list accepts all drafts."""
     proposed: DraftCounts
-    """For each request, a list of numbers of proposed drafts. A request with an empty list gets the maximum."""
+    """List of numbers of proposed drafts for each request. A request with an empty list gets the maximum."""
 
     @classmethod
     def of(

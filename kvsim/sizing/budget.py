@@ -177,7 +177,7 @@ class _StageBudget(NamedTuple):
     weights: tuple[BudgetTerm, ...]
     weight_limit_bytes: int
     limited_by: str
-    """What leaves `weight_limit_bytes` for weights, in an error message: "gpu_memory_utilization" or "the KV cache"."""
+    """Cause of the limit, for an error message: "gpu_memory_utilization" or "the KV cache"."""
 
 
 def _with_stated_pool(

@@ -112,7 +112,7 @@ class KernelsSeen:
         self._built = np.zeros(len(_TILE_KEYS) * _NUM_ALIGNMENTS * 2, bool)
         """Entry i: True if the attention kernel with index i (see `_kernels`) has been built."""
         self._planned: dict[tuple[int, bool], bytearray] = {}
-        """By (number of rows, whether padded): one byte per length, 1 if such a batch has decoded at this length."""
+        """Bytes by (number of rows, whether padded). Byte n is 1 if such a batch has decoded at length n."""
         self._num_compilations = 0
         for batch in earlier:
             self.run(batch)

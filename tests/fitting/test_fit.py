@@ -492,7 +492,7 @@ def test_a_server_that_is_almost_idle_does_not_make_the_load_longer() -> None:
 def test_a_search_of_many_servers_is_bounded_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     on, load = server(200, replicas=2), users(4)
     assert not answer(on, load, Goal(), INTERPRETED, most=2).left_out
-    monkeypatch.setattr(search_module, "_MOST_OF_FLEETS", 2 * len(load.workload))
+    monkeypatch.setattr(search_module, "_MOST_SERVER_REQUESTS", 2 * len(load.workload))
     found = answer(on, load, Goal(), INTERPRETED, most=2)
     assert found.left_out == (
         "Runs of 2 servers with 16 requests take long: at most 1 of 2 changes were tried, and the largest load was not "

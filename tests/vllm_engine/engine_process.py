@@ -58,9 +58,9 @@ def serve(order: dict[str, Any], scratch: Path, emit: Callable[[dict[str, Any]],
         if offloads:
             in_order_of_keys(scheduler.connector.connector_scheduler.manager)
     hooks = _watching(engine, config, workload) if "watched_in" in workload else {}
-    hooks.setdefault("asked", lambda made: _named(made, workload))
+    hooks.setdefault("on_request", lambda made: _named(made, workload))
     if "KVSIM_RECORD" in environment:
-        hooks["dated"] = lambda row: time.time() - ON_ITS_WAY_S * row
+        hooks["arrival_time_of"] = lambda row: time.time() - ON_ITS_WAY_S * row
     if "broken_at" in workload:
         hooks["before_call"] = partial(_break, scheduler, workload["broken_at"])
     try:
@@ -112,7 +112,7 @@ def _watching(engine: Any, config: Any, workload: dict[str, Any]) -> dict[str, C
         if call == workload["watched_until"]:
             watcher.look()
 
-    return {"asked": watcher.asked, "called": called}
+    return {"on_request": watcher.asked, "on_call": called}
 
 
 def _break(scheduler: Any, broken_at: int, call: int) -> None:
