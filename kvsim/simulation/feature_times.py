@@ -94,14 +94,14 @@ def _with_drafting(times: StepTimeModel, machine: Machine, settings: ContinuousS
         return None
     if config.method not in MEASURED_METHODS or config.is_parallel or config.by_batch:
         return None
-    drafter = drafter_of(config, machine.model)
+    drafter, model = drafter_of(config, machine.model), machine.model
     assert drafter is not None, "the measured methods have draft layers"
     bandwidth = machine.gpu.bandwidth_bytes_per_s
     return with_drafting(
         times,
-        layer_launch_s=times.piecewise_launch_s / machine.model.num_layers,
+        model_layers=model.num_layers,
         num_layers=len(drafter.layers),
         num_drafts=config.num_tokens,
         read_s=drafter.weight_bytes / bandwidth,
-        logits_read_s=machine.model.vocab_size / bandwidth,
+        logits_read_s=model.vocab_size / bandwidth,
     )

@@ -32,23 +32,35 @@ ADAPTER_TOKEN_LAYER_S = 0.21e-6
 
 
 def with_drafting(
-    times: Roofline, *, layer_launch_s: float, num_layers: int, num_drafts: int, read_s: float, logits_read_s: float
+    times: Roofline,
+    *,
+    model_layers: int,
+    num_layers: int,
+    num_drafts: int,
+    read_s: float,
+    logits_read_s: float,
 ) -> Roofline:
     """Return `times` with the time of drafting in each step.
 
+    A step that is too large for a captured graph is launched kernel by kernel, and so is the first pass after it, over
+    the same tokens. The host then launches the other passes, too, before it can prepare the next step.
+
     Args:
         times: step times of the model that verifies.
-        layer_launch_s: seconds in which the host launches one layer of a captured step with prompt tokens.
+        model_layers: number of layers of the model that verifies.
         num_layers: number of layers of the drafter.
         num_drafts: number of drafts for each sequence and step, each by a pass of its own.
         read_s: seconds to read the drafter's weights once.
         logits_read_s: seconds to read one byte for each logit of one token.
     """
-    pass_s = max((PASS_LAYERS + num_layers) * layer_launch_s, read_s)
+    layers = PASS_LAYERS + num_layers
+    launch_s = layers * times.piecewise_launch_s / model_layers
+    eager_s = layers * times.eager_launch_s / model_layers
     return replace(
         times,
-        step_s=times.step_s + num_drafts * pass_s,
+        step_s=times.step_s + num_drafts * max(launch_s, read_s),
         sequence_s=times.sequence_s + num_drafts * LOGIT_BYTES * logits_read_s,
+        eager_launch_s=times.eager_launch_s + eager_s + (num_drafts - 1) * launch_s,
     )
 
 

@@ -1,4 +1,4 @@
-"""Times of drafting and of adapters, beside steps that were measured on an H100 (benchmarks/drafts.py)."""
+"""Times of drafting and of adapters, beside steps that were measured on H100 and H200 (benchmarks/drafts.py)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ from kvsim.simulation.feature_times import feature_times
 from kvsim.steptime import StepShape
 from kvsim.workload import Workload, generate
 
-GPU = find_gpu("H100")
 PLAIN = generate(8, prompt=200, output=120)
 
 
-def _machine(model: str, *, captured: bool = True) -> Machine:
-    shape = find_model(model)
-    times = from_card(card_of(GPU, 1), GPU, shape, "vllm", in_process=True)
-    return Machine(gpu=GPU, model=shape, kv_bytes=1 << 34, step_time=times if captured else times.uncaptured())
+def _machine(model: str, gpu_name: str = "H100", *, captured: bool = True) -> Machine:
+    gpu, shape = find_gpu(gpu_name), find_model(model)
+    times = from_card(card_of(gpu, 1), gpu, shape, "vllm", in_process=True)
+    return Machine(gpu=gpu, model=shape, kv_bytes=1 << 34, step_time=times if captured else times.uncaptured())
 
 
 def _drafting(method: str, num_drafts: int, **more: Any) -> Paged:
@@ -33,44 +32,89 @@ def _drafting(method: str, num_drafts: int, **more: Any) -> Paged:
     return Paged(scheduler=ContinuousSettings(speculative_config=config))
 
 
-def _step_ms(model: str, policy: Paged, workload: Workload, num_seqs: int, num_drafts: int, prompt: int = 200) -> float:
-    times = feature_times(_machine(model), policy, workload).step_time
+def _step_ms(
+    machine: Machine, policy: Paged, workload: Workload, num_seqs: int, num_drafts: int, prompt: int = 200
+) -> float:
+    times = feature_times(machine, policy, workload).step_time
     cost = times.step_time(StepShape(num_seqs, num_seqs * (1 + num_drafts), 0, num_seqs * (prompt + 62), 0))
     return 1e3 * max(cost.gpu_s, cost.launch_s)
 
 
 @pytest.mark.parametrize(
-    ("model", "method", "num_drafts", "num_seqs", "prompt", "measured_ms"),
+    ("gpu", "model", "method", "num_drafts", "num_seqs", "prompt", "measured_ms"),
     [
-        ("Meta-Llama-3-8B", "eagle3", 1, 1, 200, 7.20),
-        ("Meta-Llama-3-8B", "eagle3", 1, 128, 200, 11.54),
-        ("Meta-Llama-3-8B", "eagle3", 3, 16, 4000, 11.85),
-        ("Meta-Llama-3-8B", "eagle3", 3, 128, 200, 17.79),
-        ("Meta-Llama-3-8B", "eagle", 5, 64, 200, 15.79),
-        ("Meta-Llama-3-8B", "draft_model", 3, 1, 200, 21.05),
-        ("Meta-Llama-3-8B", "draft_model", 3, 64, 200, 24.86),
+        ("H100", "Meta-Llama-3-8B", "eagle3", 1, 1, 200, 7.20),
+        ("H100", "Meta-Llama-3-8B", "eagle3", 1, 128, 200, 11.54),
+        ("H100", "Meta-Llama-3-8B", "eagle3", 3, 16, 4000, 11.85),
+        ("H100", "Meta-Llama-3-8B", "eagle3", 3, 128, 200, 17.79),
+        ("H100", "Meta-Llama-3-8B", "eagle", 5, 64, 200, 15.79),
+        ("H100", "Meta-Llama-3-8B", "draft_model", 3, 1, 200, 21.05),
+        ("H100", "Meta-Llama-3-8B", "draft_model", 3, 64, 200, 24.86),
         # Predicted before it was measured; the constants were not changed afterwards.
-        ("Qwen3-8B", "eagle3", 4, 1, 200, 9.63),
-        ("Qwen3-8B", "eagle3", 4, 16, 4000, 13.58),
-        ("Qwen3-8B", "eagle3", 4, 64, 200, 14.15),
+        ("H100", "Qwen3-8B", "eagle3", 4, 1, 200, 9.63),
+        ("H100", "Qwen3-8B", "eagle3", 4, 16, 4000, 13.58),
+        ("H100", "Qwen3-8B", "eagle3", 4, 64, 200, 14.15),
+        ("H200", "Qwen3-8B", "eagle3", 3, 1, 200, 6.64),
+        ("H200", "Qwen3-8B", "eagle3", 3, 64, 200, 10.76),
+        ("H200", "Qwen3-8B", "eagle3", 3, 16, 4000, 9.31),
+        ("H200", "Qwen3-8B", "eagle3", 5, 64, 200, 14.28),
+        ("H200", "Meta-Llama-3-8B", "eagle", 3, 1, 200, 6.20),
     ],
 )
 def test_steps_with_drafts_take_as_long_as_measured(
-    model: str, method: str, num_drafts: int, num_seqs: int, prompt: int, measured_ms: float
+    gpu: str, model: str, method: str, num_drafts: int, num_seqs: int, prompt: int, measured_ms: float
 ) -> None:
-    assert _step_ms(model, _drafting(method, num_drafts), PLAIN, num_seqs, num_drafts, prompt) == pytest.approx(
-        measured_ms, rel=0.07
+    policy = _drafting(method, num_drafts)
+    step_ms = _step_ms(_machine(model, gpu), policy, PLAIN, num_seqs, num_drafts, prompt)
+    assert step_ms == pytest.approx(measured_ms, rel=0.07)
+
+
+@pytest.mark.parametrize(("num_seqs", "measured_ms"), [(96, 33.06), (128, 32.68)])
+def test_a_step_beyond_captured_graphs_waits_until_the_host_has_launched_the_drafts(
+    num_seqs: int, measured_ms: float
+) -> None:
+    machine, policy = _machine("Meta-Llama-3-8B", "H200"), _drafting("eagle", 5)
+    shape = StepShape(num_seqs, num_seqs * 6, 0, num_seqs * 262, 0)
+    plain, drafted = (
+        machine.step_time.step_time(shape),
+        feature_times(machine, policy, PLAIN).step_time.step_time(shape),
     )
+    assert drafted.launch_s > drafted.gpu_s
+    assert drafted.launch_s > plain.launch_s + 5 * (drafted.gpu_s - plain.gpu_s) / 6
+    assert 1e3 * (drafted.launch_s + drafted.turnaround_s) == pytest.approx(measured_ms, rel=0.07)
+
+
+def test_a_captured_step_with_drafts_is_launched_as_fast_as_one_without() -> None:
+    machine, policy = _machine("Meta-Llama-3-8B", "H200"), _drafting("eagle", 5)
+    shape = StepShape(64, 64 * 6, 0, 64 * 262, 0)
+    drafted = feature_times(machine, policy, PLAIN).step_time.step_time(shape)
+    assert drafted.launch_s == machine.step_time.step_time(shape).launch_s
 
 
 @pytest.mark.parametrize(
-    ("num_adapters", "num_seqs", "measured_ms"),
-    [(1, 1, 8.22), (1, 16, 8.29), (1, 64, 9.46), (1, 128, 12.64), (4, 16, 9.33), (4, 64, 10.52), (4, 128, 13.45)],
+    ("gpu", "model", "num_adapters", "num_seqs", "measured_ms"),
+    [
+        ("H100", "Meta-Llama-3-8B", 1, 1, 8.22),
+        ("H100", "Meta-Llama-3-8B", 1, 16, 8.29),
+        ("H100", "Meta-Llama-3-8B", 1, 64, 9.46),
+        ("H100", "Meta-Llama-3-8B", 1, 128, 12.64),
+        ("H100", "Meta-Llama-3-8B", 4, 16, 9.33),
+        ("H100", "Meta-Llama-3-8B", 4, 64, 10.52),
+        ("H100", "Meta-Llama-3-8B", 4, 128, 13.45),
+        # Predicted before they were measured; the constants were not changed afterwards.
+        ("H200", "Meta-Llama-3-8B", 1, 1, 6.40),
+        ("H200", "Meta-Llama-3-8B", 4, 128, 11.33),
+        ("H200", "Qwen3-8B", 1, 1, 6.71),
+        ("H200", "Qwen3-8B", 1, 128, 11.02),
+        ("H200", "Qwen3-8B", 4, 128, 11.94),
+    ],
 )
-def test_steps_with_adapters_take_as_long_as_measured(num_adapters: int, num_seqs: int, measured_ms: float) -> None:
+def test_steps_with_adapters_take_as_long_as_measured(
+    gpu: str, model: str, num_adapters: int, num_seqs: int, measured_ms: float
+) -> None:
     policy = Paged(scheduler=ContinuousSettings(enable_lora=True, max_loras=4))
     workload = PLAIN.with_adapters(num_adapters, 0.0, 0)
-    assert _step_ms("Meta-Llama-3-8B", policy, workload, num_seqs, 0) == pytest.approx(measured_ms, rel=0.07)
+    assert _step_ms(_machine(model, gpu), policy, workload, num_seqs, 0) == pytest.approx(measured_ms, rel=0.07)
 
 
 @pytest.mark.parametrize(
