@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.importers import read_workload, workload_of
-from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.kv_groups.specs import check_block_size
 from kvsim.policies import (
     EVERY_POLICY,
@@ -117,7 +117,7 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
         return Static(scheduler=StaticSettings(max_model_len=longest))
     if given == Radix.name:
         defaults = defaults_on(machine.gpu, machine.model)
-        num_slots = SlotLayers.of(machine.model).num_slots(machine.kv_bytes, DEFAULT_RATIO)
+        num_slots = PoolBytes.of(machine.model).num_slots(machine.kv_bytes, DEFAULT_RATIO)
         scheduling = SGLangSettings(
             context_length=longest,
             chunked_prefill_size=defaults["chunked_prefill_size"],

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from kvsim.capture.release_settings import retention_interval, rules_or_newest
-from kvsim.engine.paged.group_initialization import keeps_some
+from kvsim.engine.paged.group_initialization import keeps_only_some
 from kvsim.kv_groups import CacheKind, KVCacheLayout
 
 _KEEP_ALL = ("FullAttentionManager",)
@@ -50,7 +50,7 @@ class TableWatch:
         """Store the groups of `layout`, and the rules of a vLLM release for their blocks."""
         self._layout = layout
         rules, retention_tokens = rules_or_newest(release), retention_interval(self._scheduler)
-        self._keeps_some = [keeps_some(layout, group, rules, retention_tokens) for group in layout.groups]
+        self._keeps_only_some = [keeps_only_some(layout, group, rules, retention_tokens) for group in layout.groups]
 
     def start(self, rows: dict[str, int], all_rows: dict[str, int]) -> None:
         """Begin a recording. `all_rows` has the rows of all requests, by name; `rows` those not ended."""
@@ -104,7 +104,7 @@ class TableWatch:
                 continue
             table = manager.req_to_blocks.get(name, ())
             num_held, num_cached = sum(not block.is_null for block in table), manager.num_cached_block.get(name, 0)
-            if self._keeps_some[group]:
+            if self._keeps_only_some[group]:
                 places = [place for place in reversed(range(len(table))) if not table[place].is_null]
                 self._report_skipped(row, group, places, [table[place] for place in places])
                 num_held = num_cached = 0

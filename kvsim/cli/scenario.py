@@ -90,14 +90,12 @@ class Scenario:
 
     def _radix(self) -> Radix:
         """Return SGLang's policy. Settings without a flag have SGLang's defaults for the GPU and the model."""
-        from kvsim.kv_groups.sglang_pools import SlotLayers
+        from kvsim.kv_groups.sglang_pools import PoolBytes
         from kvsim.policies import Radix, SGLangSettings
         from kvsim.sizing.sglang_budget import DEFAULT_RATIO, check_chunk, default_running_requests, defaults_on
 
         given = {name: value for name, value in self.flags.items() if value is not None}
-        num_slots = SlotLayers.of(self.model).num_slots(
-            self.kv_bytes, given.get("swa_full_tokens_ratio", DEFAULT_RATIO)
-        )
+        num_slots = PoolBytes.of(self.model).num_slots(self.kv_bytes, given.get("swa_full_tokens_ratio", DEFAULT_RATIO))
         running = {"max_running_requests": default_running_requests(num_slots, self.max_model_len)}
         flags = defaults_on(self.gpu, self.model) | running | given
         scheduler = settings_from(SGLangSettings, flags, context_length=self.max_model_len)

@@ -11,7 +11,7 @@ from kvsim.cli.show import echo, print_json, print_table
 from kvsim.cli.size_rows import term_rows
 from kvsim.display.text import size_words
 from kvsim.errors import BudgetError, UsageError
-from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.policies import RadixSettings
 from kvsim.policies.sglang import NO_WINDOWS
 from kvsim.sizing.budget_terms import BudgetTerm
@@ -71,7 +71,7 @@ class _HostSlots(NamedTuple):
             UsageError: the model has sliding-window layers, or a flag requires another that is not given.
             BudgetError: the host memory holds no slot.
         """
-        layers = SlotLayers.of(slots.model)
+        layers = PoolBytes.of(slots.model)
         cache = settings_from(RadixSettings, flags, page_size=slots.page_size)
         if not cache.enable_hierarchical_cache:
             return None
@@ -96,7 +96,7 @@ class _HostSlots(NamedTuple):
 
 
 def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]]:
-    layers, why = SlotLayers.of(slots.model), "max_total_num_tokens; slot 0 comes on top"
+    layers, why = PoolBytes.of(slots.model), "max_total_num_tokens; slot 0 comes on top"
     rows = [("slots", f"{slots.num_slots:,}", "", why)]
     if not layers.window_tokens:
         return [("one slot", size_words(layers.full_bytes), on_one, "one token in all layers"), *rows]

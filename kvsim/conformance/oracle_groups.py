@@ -48,7 +48,7 @@ def layout_of(
             number for number, entry in enumerate(entries) for _ in range(int(entry.get("num_layers", 1)))
         ]
         drafting = [bool(entry.get("draft", False)) for entry in entries]
-        layers = [replace(filled[int(number)], drafts=drafting[int(number)]) for number in order]
+        layers = [replace(filled[int(number)], is_draft=drafting[int(number)]) for number in order]
         grouping = group_layers(layers, hybrid_manager=not document.get("disable_hybrid", False))
         return grouping.layout(
             hash_block_size=None, caches_prefixes=cache.enable_prefix_caching, stages=[range(len(layers))]
@@ -74,7 +74,7 @@ def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
             kind=CacheKind.MLA,
             block_size=int(entry.get("block_size", block_size)),
             bytes_per_token=int(entry.get("head_size", _INDEXER_BYTES)),
-            layout=(_INDEXER,),
+            other_properties=(_INDEXER,),
         )
     kind = CacheKind(entry["type"])
     if kind is CacheKind.MAMBA:
@@ -88,7 +88,7 @@ def _attention(entry: dict[str, Any], block_size: int) -> LayerSpec | None:
         bytes_per_token=_BYTES_OF.get(entry.get("cache_dtype", ""), heads * size * (1 if is_mla else 2) * _BYTES),
         window=int(entry["window"]) if kind in (CacheKind.SLIDING_WINDOW, CacheKind.CHUNKED_LOCAL) else None,
         pads_pages=bool(entry.get("indexes_by_stride", False)),
-        layout=(heads, size),
+        other_properties=(heads, size),
         bytes_per_token_as_full=None if kind in (CacheKind.FULL, CacheKind.MLA) else heads * size * 2 * _BYTES,
     )
 
@@ -103,5 +103,5 @@ def _recurrent(
         state_bytes=_BYTES * (16 + number),
         padded_page_bytes=page_bytes,
         mamba_mode=mode,
-        layout=(number,),
+        other_properties=(number,),
     )

@@ -428,7 +428,7 @@ class SGLangRun:
             tokens = [*([0] if is_refused else request.prompt), *request.answer]
             root = roots.setdefault(request.extra_key, [-1 - len(roots)] * unit)
             rows.append(keys.from_tokens([*root, *tokens])[1:])
-            begins[row] = next(iter(begin_keys.from_tokens(tokens[:BEGIN_TOKENS], apart=request.extra_key)), -1)
+            begins[row] = next(iter(begin_keys.from_tokens(tokens[:BEGIN_TOKENS], namespace=request.extra_key)), -1)
         return Demand(
             prompt=np.where(self._is_refused, 1, whole),
             output=np.maximum(np.minimum(stop, limit), 1),

@@ -17,7 +17,7 @@ from kvsim.engine.custom import custom_memory
 from kvsim.engine.host import host_jobs, host_pool, offload
 from kvsim.engine.host_tier import NO_HOST_BLOCK, NO_JOB, Job
 from kvsim.engine.linked_list import HEAD
-from kvsim.engine.machine_code.compiled import MachineCode, is_at_hand, part
+from kvsim.engine.machine_code.compiled import MachineCode, is_on_disk, part
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import prefix_hits
 from kvsim.engine.radix.hierarchical import HIERARCHICAL
@@ -110,7 +110,7 @@ class Driver:
         if not self.engine.settings.prefix_caching:
             return 0
         if self.engine.memory is custom_memory.CUSTOM:
-            return custom_memory.hits(self.engine, self.engine.sequences[number])[0]
+            return custom_memory.cached_prefix(self.engine, self.engine.sequences[number])[0]
         with np.errstate(over="ignore"):  # keys are hashed modulo 2**64
             return int(self._look_up(self.engine, 0, float(number)))
 
@@ -423,7 +423,7 @@ _SOURCES = (Path(__file__).parent, Path(steptime.__file__).parent)
 
 def has_machine_code(memory: MemoryManager) -> bool:
     """Tell whether machine code for this kind of memory is on disk."""
-    return is_at_hand(memory, _SOURCES)
+    return is_on_disk(memory, _SOURCES)
 
 
 def _compiled(function: Any) -> MachineCode:

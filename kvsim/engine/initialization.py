@@ -26,7 +26,7 @@ from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import kv_cache
 from kvsim.engine.paged.group_initialization import (
     check_groups,
-    flight_is_counted,
+    frees_after_flight,
     marks_tails,
     one_group,
     records_of_groups,
@@ -297,7 +297,7 @@ class EnginePlan:
         settings = make_one(Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
-        waits_for_flight = isinstance(policy, Paged) and flight_is_counted(layout, policy)
+        waits_for_flight = isinstance(policy, Paged) and frees_after_flight(layout, policy)
         settings.windows_wait = waits_for_flight
 
         settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None

@@ -53,13 +53,13 @@ def release(engine: Engine, sequence: Sequence, group: int, begin: int, end: int
     """Record that a sequence frees its table of `group`, which is `Engine.entries[begin:end]`. The first `num_cached`
     blocks stay in the prefix cache.
 
-    If only some full blocks of the group are cached (`Group.keeps_some`), each block gets a row of its own. One more
-    row then frees the empty table.
+    If only some full blocks of the group are cached (`Group.keeps_only_some`), each block gets a row of its own. One
+    more row then frees the empty table.
     """
     if not engine.settings.records_memory:
         return
     num_held = 0
-    if engine.groups[group].keeps_some:
+    if engine.groups[group].keeps_only_some:
         for index in range(end - begin - 1, -1, -1):
             if engine.entries[begin + index] != NULL_BLOCK:
                 release_block(engine, sequence, group, index, engine.entries[begin + index])

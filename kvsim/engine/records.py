@@ -404,7 +404,7 @@ class Group:
     """Number of slots that one token takes in all groups of the kind together. For recurrent groups, the slots of one
     state.
     """
-    keeps_some: bool = False
+    keeps_only_some: bool = False
     """True if some full blocks are never put into the prefix cache, because no hit can need them."""
     reuses_first: bool = False
     """True if freed blocks without a prefix go to the head of the free queue, so that they are allocated first."""

@@ -59,7 +59,7 @@ class Room:
         batch = min(most_running(policy), size)
         num_places, widths = 0, [1]
         if isinstance(policy, Paged):
-            num_places = host_initialization.num_places(policy, num_units, size)
+            num_places = host_initialization.most_tables(policy, num_units, size)
             if has_connector:
                 num_places = min(size, 5 * batch + num_units)
             widths = _table_widths(demand, policy, layout, num_units, num_places, tokens_ahead)

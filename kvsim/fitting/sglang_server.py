@@ -15,7 +15,7 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.fitting.checkpoint import command_of
 from kvsim.fitting.searched_server import NamedLimit, SearchedServer
 from kvsim.hardware import Gpu
-from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
@@ -161,7 +161,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     def num_requests_of(self, num_tokens: int) -> int:
         """Return the number of requests of `num_tokens` tokens that the slots hold at once."""
-        slots = self.policy().num_slots(self.budget().kv_bytes, SlotLayers.of(self.model))
+        slots = self.policy().num_slots(self.budget().kv_bytes, PoolBytes.of(self.model))
         return slots // (-(-num_tokens // self.page_size) * self.page_size)
 
     def pool_words(self, num_units: int) -> str:

@@ -1,6 +1,6 @@
 """KV-cache groups: layers that share a table of blocks, and the number of blocks in a GPU's memory.
 
-Every name here is imported on first use: the fields of a group need no models.
+Each name is imported when it is first used. So programs that only read the groups of a recording load no models.
 """
 
 from __future__ import annotations

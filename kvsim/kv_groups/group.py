@@ -57,17 +57,19 @@ class KVCacheGroup:
     num_layers: int
     """Number of layers in the group, over all pipeline stages."""
     page_bytes: int
-    """Bytes, with padding, that a block takes in one layer (the first, if they differ) on one GPU."""
+    """Number of bytes, with padding, that a block takes in one layer on one GPU. If this differs between the layers of
+    the group, it is that of the first layer.
+    """
     content_bytes: int | None = None
     """Number of bytes of a page (a block in one layer) without padding; None if the page has no padding."""
     window: int | None = None
-    """Number of tokens in the window (`sliding_window`) or chunk (`chunked_local`); None for other kinds.
+    """Number of tokens in the window (`sliding_window`) or chunk (`chunked_local`).
 
-    A `full` group keeps every token, and its `window` limits only the computation. It is None if the layers have no
-    window, or different ones.
+    A `full` group may have a window, too: its layers keep every token, but read only those in the window. None for
+    layers without a window or chunk, and for a `full` group whose layers have different windows.
     """
     spec: int = 0
-    """Number that is equal for groups of equal layers, which are looked up together."""
+    """Number that groups of equal layers share. Their prefixes are looked up together."""
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
@@ -76,9 +78,10 @@ class KVCacheGroup:
     """True if a layer of the group belongs to a draft model."""
 
     def blocks_for(self, num_tokens: int, max_num_batched_tokens: int) -> int:
-        """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at once.
+        """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at the same time, while
+        steps compute its prompt or its output.
 
-        Admission requires this number. With a window, these are the blocks of the window and of the
+        Admission requires this number. With a window or chunk, it covers the window or chunk and the
         `max_num_batched_tokens` tokens of a step.
         """
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
@@ -92,7 +95,9 @@ class KVCacheGroup:
         return _blocks(num_tokens, self.block_size) + self.num_speculative_blocks
 
     def held_blocks(self, num_tokens: int) -> int:
-        """Return the largest number of blocks that a decoding sequence of `num_tokens` tokens can hold at once."""
+        """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at the same time while it
+        decodes. With a window or chunk, this is less than `blocks_for`, because a step computes only one token.
+        """
         whole = _blocks(num_tokens, self.block_size)
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:
             return min(whole, _blocks(self.window - 1, self.block_size) + 1)
@@ -103,7 +108,7 @@ class KVCacheGroup:
         return whole
 
     def as_meta(self) -> dict[str, Any]:
-        """Return the entry of `meta.kv_cache_groups` in a recording, without values None, 0 and False."""
+        """Return the group's entry of `meta.kv_cache_groups` in a recording. Values None, 0 and False are left out."""
         entry = {
             "kind": self.kind.value,
             "block_size": self.block_size,
@@ -151,11 +156,13 @@ class KVCacheLayout:
     """Groups of one engine in vLLM's order, and the block sizes that they share."""
 
     groups: tuple[KVCacheGroup, ...]
-    """Groups in order. The first layer of the model is in group 0."""
+    """Groups in vLLM's order. The first layer of the model is in group 0."""
     bytes_per_block: int
     """Number of bytes that one block id takes in all layers of a GPU, on the pipeline stage where it takes the most."""
     scheduler_block_size: int
-    """Number of tokens between two boundaries at which blocks of all groups, and prefix hits, end."""
+    """Least common multiple of the groups' block sizes, in tokens. A prefix hit ends only at a multiple of it, where
+    every group has the end of a block.
+    """
     hash_block_size: int
     """Number of tokens that one prefix hash covers."""
 
@@ -174,12 +181,14 @@ class KVCacheLayout:
 
     @property
     def has_windows(self) -> bool:
-        """True if some group has windows, chunks or states, so that held blocks may not be read again."""
+        """True if some group has windows, chunks or recurrent states. A sequence can then hold blocks that no later
+        step reads.
+        """
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
-    def keeps_some(self, group: KVCacheGroup) -> bool:
+    def keeps_only_some(self, group: KVCacheGroup) -> bool:
         """Tell whether some full blocks of `group` are never cached, because no prefix hit can need them. A hit ends at
-        a boundary of all groups, and needs only the blocks of one window before it.
+        a multiple of `scheduler_block_size`, and needs only the blocks of one window before its end.
         """
         if group.kind is not CacheKind.SLIDING_WINDOW or group.window is None:
             return False
@@ -192,7 +201,7 @@ class KVCacheLayout:
         return 0 if group.kind is CacheKind.MAMBA else self._content_bytes(group) // group.block_size
 
     def state_slots(self, group: KVCacheGroup) -> int:
-        """Return the number of slots that one state takes in a block of `group`; 0 for a group of attention layers."""
+        """Return the number of slots that one recurrent state takes in a block of `group`; 0 for an attention group."""
         return self._content_bytes(group) if group.kind is CacheKind.MAMBA else 0
 
     def _content_bytes(self, group: KVCacheGroup) -> int:

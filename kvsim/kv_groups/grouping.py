@@ -17,9 +17,9 @@ from kvsim.kv_groups.specs import LayerSpec, as_full
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MUCH_LONGER = 1.5
-"""Ratio of the layers of the most frequent kind to those of the rarest kind, below which each kind is one group. From
-this ratio on, each group has as many layers as the rarest kind.
+_SPLIT_RATIO = 1.5
+"""Limit for the number of layers of the most frequent kind divided by that of the rarest kind. Below it, each kind of
+layers is one group. From it on, kinds are split into groups with at most as many layers as the rarest kind.
 """
 
 
@@ -28,22 +28,33 @@ class Grouping:
     """Groups of layers, and the layers' specs after their pages were made equal in size."""
 
     groups: tuple[tuple[int, ...], ...]
-    """Indices of each group's layers."""
+    """Indices of the layers of each group."""
     specs: tuple[LayerSpec, ...]
-    """Spec of each layer. All layers have pages of the same size, unless `sums_pages` is True."""
-    sums_pages: bool
-    """True if there is one group whose layers have pages of different sizes. Each layer then has its own tensor."""
+    """Spec of each layer. All layers have pages of the same size, unless `has_unequal_pages` is True."""
+    has_unequal_pages: bool
+    """True if there is one group, and its layers may have pages of different sizes. Each layer then has a tensor of its
+    own.
+    """
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the bytes that one block id takes on a GPU with the layers `layers`; 0 if there are none."""
+        """Return the number of bytes that one block id takes on a GPU that has the layers with indices in `layers`; 0
+        if there are none.
+        """
         mine = [[index for index in group if index in layers] for group in self.groups]
-        if self.sums_pages:
+        if self.has_unequal_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])
         return max(map(len, mine)) * self.specs[self.groups[0][0]].page_bytes
 
     def layout(self, *, hash_block_size: int | None, caches_prefixes: bool, stages: Sequence[range]) -> KVCacheLayout:
-        """Return the layout of these groups. `stages` has the layers of each pipeline stage. `hash_block_size` is the
-        number of tokens that one prefix hash covers; None for vLLM's choice.
+        """Return the layout of these groups.
+
+        Args:
+            hash_block_size: number of tokens that one prefix hash covers; None for vLLM's choice.
+            caches_prefixes: whether the engine caches prefixes. If not, `hash_block_size` is not used.
+            stages: indices of the layers of each pipeline stage.
+
+        Raises:
+            UsageError: `hash_block_size` does not divide the blocks of all groups.
         """
         seen: list[LayerSpec] = []
         groups = []
@@ -62,7 +73,7 @@ class Grouping:
                     spec=seen.index(spec),
                     mamba_mode=spec.mamba_mode,
                     num_speculative_blocks=spec.num_speculative_blocks,
-                    has_draft_layers=any(self.specs[index].drafts for index in group),
+                    has_draft_layers=any(self.specs[index].is_draft for index in group),
                 )
             )
         scheduler_block_size = lcm(*(group.block_size for group in groups))
@@ -77,8 +88,8 @@ class Grouping:
 def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> Grouping:
     """Divide the layers with these specs, in the order of the model, into groups.
 
-    With a `hybrid_manager`, layers of different kinds get separate groups. Without it, layers with windows or chunks
-    are treated as full layers, and all share one group.
+    With `hybrid_manager`, layers of different kinds get separate groups. Without it, all layers share one group: if
+    they are of different kinds, those with windows or chunks are converted to layers that keep every token.
 
     Raises:
         UsageError: vLLM cannot group these layers.
@@ -90,16 +101,16 @@ def group_layers(specs: Sequence[LayerSpec], *, hybrid_manager: bool = True) -> 
     whole = (tuple(range(len(specs))),)
     _check_windows(specs)
     if _all_equal(specs):
-        return Grouping(groups=whole, specs=tuple(specs), sums_pages=False)
+        return Grouping(groups=whole, specs=tuple(specs), has_unequal_pages=False)
     if _one_kind(specs):
-        return Grouping(groups=whole, specs=tuple(specs), sums_pages=True)
+        return Grouping(groups=whole, specs=tuple(specs), has_unequal_pages=True)
     page = max(spec.page_bytes for spec in specs)
     specs = [_with_page(spec, page) for spec in specs]
-    return Grouping(groups=_split(specs), specs=tuple(specs), sums_pages=False)
+    return Grouping(groups=_split(specs), specs=tuple(specs), has_unequal_pages=False)
 
 
 def _all_equal(specs: Sequence[LayerSpec]) -> bool:
-    """Tell whether all specs are equal. Windows of full layers are ignored, because full layers keep every token."""
+    """Tell whether all specs are equal. Windows of full layers are ignored: they limit only what the layers read."""
     first = specs[0]
     return all(_without_window(spec) == _without_window(first) for spec in specs)
 
@@ -131,7 +142,11 @@ def _one_kind(specs: Sequence[LayerSpec]) -> bool:
 
 
 def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
-    """Return `spec` with a page of `page` bytes, made larger by more tokens in a block or by padding."""
+    """Return `spec` with a page enlarged to `page` bytes, by more tokens in a block or by padding.
+
+    Raises:
+        UsageError: neither is possible.
+    """
     if spec.page_bytes == page:
         return spec
     if page % spec.page_bytes == 0:
@@ -147,12 +162,12 @@ def _with_page(spec: LayerSpec, page: int) -> LayerSpec:
 
 
 def _split(specs: Sequence[LayerSpec]) -> tuple[tuple[int, ...], ...]:
-    """Divide the layers into groups of equal specs and about equal size; return each group's layers."""
+    """Divide the layers into groups of equal specs and about equal size. Return the indices of each group's layers."""
     by_spec: dict[LayerSpec, list[int]] = {}
     for index, spec in enumerate(specs):
         by_spec.setdefault(spec, []).append(index)
     lengths = [len(layers) for layers in by_spec.values()]
-    size = max(lengths) if max(lengths) < _MUCH_LONGER * min(lengths) else min(lengths)
+    size = max(lengths) if max(lengths) < _SPLIT_RATIO * min(lengths) else min(lengths)
     groups = []
     for layers in by_spec.values():
         num_groups = -(-len(layers) // size)
@@ -169,10 +184,11 @@ def _window_of(specs: Sequence[LayerSpec]) -> int | None:
 def _hash_block_size(
     groups: Sequence[KVCacheGroup], scheduler_block_size: int, stated: int | None, caches_prefixes: bool
 ) -> int:
-    """Return the number of tokens that one prefix hash covers, by default the largest that divides all block sizes.
+    """Return the number of tokens that one prefix hash covers: the user's choice `stated`, or, if it is None, the
+    largest number that divides all block sizes.
 
-    `stated` is the user's choice; None for the default. The result is `scheduler_block_size` if there is one group, if
-    no prefixes are cached, or if recurrent blocks are not the smallest.
+    The result is `scheduler_block_size`, whatever `stated` is, if there is one group, if no prefixes are cached, or if
+    a recurrent group has larger blocks than another group.
 
     Raises:
         UsageError: `stated` does not divide the blocks of all groups.
@@ -190,11 +206,10 @@ def _hash_block_size(
 
 
 def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
-    """Return `layout` with the hash block size of those releases in which it depends on the mode of recurrent layers.
+    """Return `layout` with `hash_block_size` by the rule of releases with `ReleaseRules.hashes_aligned_states`.
 
-    In mode `ALIGN` it is the greatest common divisor of all block sizes, otherwise the block size of the scheduler.
-    Unlike in `_hash_block_size`, recurrent layers may have any block size. A layout with one group, or without
-    recurrent layers, is returned unchanged.
+    If all recurrent groups have the mode `ALIGN`, it is the greatest common divisor of all block sizes, otherwise
+    `scheduler_block_size`. A layout with one group, or without recurrent groups, is returned unchanged.
     """
     modes = {group.mamba_mode for group in layout.groups if group.mamba_mode is not None}
     if not modes or len(layout.groups) == 1:
@@ -204,9 +219,8 @@ def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
-    """Return the layers of each pipeline stage, in numbers as equal as possible.
-
-    If the division leaves a rest, the stages just before the last one get one more layer each.
+    """Return the indices of the layers of each pipeline stage. The stages have equal numbers of layers; if there is a
+    remainder, this number of stages just before the last one have one more layer each.
 
     Raises:
         UsageError: there are more stages than layers.

@@ -1,5 +1,5 @@
 """Compute the number of blocks in an engine's memory, the longest sequence that fits, and the number of sequences that
-fit at once.
+fit at the same time.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ class CachePlan:
     num_blocks: int
     """Number of blocks in vLLM's count. Requests can use one block less, because block 0 is the null block."""
     bytes_per_block: tuple[int, ...]
-    """Number of bytes that one block id takes on one GPU, for each pipeline stage."""
+    """Number of bytes that one block id takes on one GPU, by pipeline stage."""
     settings: CacheSettings
     """Settings of the cache. With `find_max_model_len`, `plan_cache` has set `max_model_len` to a length that fits."""
 
     @property
     def concurrency(self) -> float:
-        """Number of sequences of `max_model_len` tokens that fit at once, as vLLM prints it, null block included."""
+        """Number of sequences of `max_model_len` tokens that fit at the same time, not rounded. As vLLM prints it, with
+        the null block counted as if requests could use it.
+        """
         return self.num_blocks / self.blocks_for(self.settings.max_model_len)
 
     @property
@@ -45,18 +47,20 @@ class CachePlan:
 
     @property
     def divided_tokens(self) -> int:
-        """Number of tokens that older releases of vLLM print as "GPU KV cache size": those in the blocks of one group,
-        if all groups have the same number of blocks.
+        """Number of tokens that older releases of vLLM print as "GPU KV cache size". They divide the blocks equally
+        among the groups, and count the tokens of one group, the one with the fewest tokens per block.
         """
         groups = self.layout.groups
         return self.num_blocks // len(groups) * min(group.block_size for group in groups)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Return the smallest number of blocks with which a sequence of `num_tokens` tokens is admitted."""
+        """Return the number of blocks that must be in the pool for vLLM to accept a sequence of `num_tokens` tokens."""
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
     def longest_sequence(self) -> int:
-        """Return the tokens of the longest sequence that is admitted, at most `max_model_len`; 0 for none."""
+        """Return the number of tokens of the longest sequence that fits into the pool alone, at most `max_model_len`; 0
+        if none fits.
+        """
         low, high = 0, self.settings.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -67,8 +71,8 @@ class CachePlan:
         return low
 
     def max_sequences(self, num_tokens: int) -> int:
-        """Return the number of sequences of `num_tokens` tokens whose blocks fit into the pool at once while all
-        decode.
+        """Return the number of sequences whose blocks fit into the pool at the same time, if each has `num_tokens`
+        tokens and decodes.
 
         Raises:
             UsageError: `num_tokens` is not an integer of at least 1.
@@ -86,7 +90,7 @@ def cache_layout(model: Model, settings: CacheSettings) -> KVCacheLayout:
 
 
 def bytes_per_block(model: Model, settings: CacheSettings) -> tuple[int, ...]:
-    """Return the number of bytes that one block id takes on one GPU, for each pipeline stage.
+    """Return, for each pipeline stage, the number of bytes that one block id takes on one GPU.
 
     Raises:
         UsageError: a setting is invalid, or vLLM could not serve the model with it.
@@ -108,7 +112,7 @@ def plan_cache(
     Args:
         model: the model to serve.
         settings: settings of the cache.
-        available_bytes: bytes that are left on one GPU, for each pipeline stage.
+        available_bytes: for each pipeline stage, the number of bytes that are left on one GPU.
         num_blocks: number of blocks, which replaces `available_bytes`; None to compute it.
         find_max_model_len: True to replace `max_model_len` by the longest sequence that fits, if that is shorter.
         insist: True to return the pool even if a sequence of `max_model_len` tokens does not fit.
@@ -134,7 +138,7 @@ def plan_cache(
 
 @lru_cache(maxsize=256)
 def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tuple[int, ...]]:
-    """Return the groups, and for each pipeline stage the number of bytes that one block id takes on one GPU."""
+    """Return the results of (`cache_layout`, `bytes_per_block`)."""
     by_layer = layer_specs(model, settings)
     if settings.uniform and model.recurrent_layers:
         raise UsageError(
@@ -146,7 +150,7 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
     for caches in by_layer:
         starts.append(starts[-1] + len(caches))
     first_drafting = starts[len(by_layer) - len(settings.draft_layers)]
-    specs = [replace(spec, drafts=index >= first_drafting) for index, spec in enumerate(specs)]
+    specs = [replace(spec, is_draft=index >= first_drafting) for index, spec in enumerate(specs)]
     ends = list(pipeline_stages(len(by_layer) - len(settings.draft_layers), model.pipeline_parallel_size))
     ends[-1] = range(ends[-1].start, len(by_layer))
     stages = tuple(range(starts[stage.start], starts[stage.stop]) for stage in ends)
@@ -160,7 +164,9 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:
-    """Return the message for a `max_model_len` that does not fit. Sequences of `longest` tokens fit; 0 if none fits."""
+    """Return the message for a `max_model_len` that does not fit. `longest` is the number of tokens that would fit; 0
+    if no sequence does.
+    """
     needed = plan.blocks_for(plan.settings.max_model_len)
     remedy = f"--max-model-len {longest} would fit; " if longest else ""
     return (

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 def why_so_large(plan: CachePlan) -> str:
-    """Explain why a block of an attention layer has many tokens; empty, unless recurrent states are the reason."""
+    """Return a sentence on why a block of an attention layer has many tokens; empty if recurrent states are not the
+    reason.
+    """
     states = [group for group in plan.layout.groups if group.kind is CacheKind.MAMBA]
     others = [group for group in plan.layout.groups if group.kind is not CacheKind.MAMBA]
     if not states or not others or plan.settings.block_size == others[0].block_size:
@@ -28,7 +30,7 @@ def why_so_large(plan: CachePlan) -> str:
 
 
 def caching_words(model: Model, plan: CachePlan) -> tuple[bool, str]:
-    """Return whether prefixes are cached, and a sentence: which prefixes can be hit, or why none is cached."""
+    """Return (True if prefixes are cached, a sentence on which prefixes can be hit or on why none is cached)."""
     if plan.settings.caches_prefixes(model):
         tokens = lcm(*(group.block_size for group in plan.layout.groups))
         return True, f"hits are whole blocks from the first token on: no prefix under {tokens:,} tokens is found"

@@ -14,24 +14,26 @@ _WITH_SECOND_POOL = ("GptOssForCausalLM", "Gemma4ForCausalLM", "Llama4ForCausalL
 """Architectures whose layers with windows have a pool of their own (`is_hybrid_swa_model` in SGLang's
 `model_config.py`).
 
-In all other architectures, such as Gemma 2 and 3, every layer keeps every token.
+In models of other architectures, such as Gemma 2 and 3, every layer keeps every token.
 """
 
 
 @dataclass(frozen=True, slots=True)
-class SlotLayers:
-    """Number of bytes that one token takes in each pool."""
+class PoolBytes:
+    """Number of bytes on one GPU that one token takes in each of SGLang's pools of slots."""
 
     full_bytes: int
-    """Bytes of one token in layers without a window, or in all layers if there is no second pool."""
+    """Bytes of one token in the first pool: in the layers without a window, or in all layers if there is no second
+    pool.
+    """
     window_bytes: int = 0
-    """Number of bytes of one token in the second pool, for layers with windows; 0 without a second pool."""
+    """Bytes of one token in the second pool, for the layers with windows; 0 if there is no second pool."""
     window_tokens: int = 0
-    """Number of earlier tokens that a layer with a window reads; 0 without a second pool."""
+    """Largest number of earlier tokens that a layer of the second pool reads; 0 if there is no second pool."""
 
     @classmethod
-    def of(cls, model: Model) -> SlotLayers:
-        """Return the numbers of bytes of one token of `model` in each pool."""
+    def of(cls, model: Model) -> PoolBytes:
+        """Return the bytes of one token of `model`."""
         windowed = [layer for layer in model.attention_layers if isinstance(layer, SlidingWindow | ChunkedLocal)]
         if model.architecture not in _WITH_SECOND_POOL or not windowed:
             return cls(model.kv_bytes_per_token)
@@ -41,7 +43,7 @@ class SlotLayers:
         return cls(model.kv_bytes_per_token - window_bytes, window_bytes, max(tokens))
 
     def num_slots(self, kv_bytes: int, swa_full_tokens_ratio: float) -> int:
-        """Return the number of slots in the first pool if both pools together take `kv_bytes` bytes. The second pool
-        has `swa_full_tokens_ratio` times as many slots.
+        """Return the number of slots in the first pool, rounded down, if both pools together take `kv_bytes` bytes. The
+        second pool has `swa_full_tokens_ratio` times as many slots.
         """
         return int(kv_bytes // (self.full_bytes + swa_full_tokens_ratio * self.window_bytes))

@@ -32,7 +32,9 @@ _DEFAULT_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Cache of one layer: its kind, and the tokens and bytes of a block. Layers of equal specs may share a group."""
+    """Cache of one layer: its kind, and the tokens and bytes of a block in it. Layers with equal specs may share a
+    group.
+    """
 
     kind: CacheKind
     block_size: int
@@ -45,15 +47,17 @@ class LayerSpec:
     padded_page_bytes: int | None = None
     """Number of bytes of a page with padding; None if the page has no padding."""
     pads_pages: bool = False
-    """True if pages may have padding, because the kernels accept any distance between blocks."""
+    """True if pages may have padding: the layer's kernels accept any distance in memory from one block to the next."""
     mamba_mode: MambaMode | None = None
     num_speculative_blocks: int = 0
     """Number of additional blocks that each sequence has, one for each drafted token; 0 for an attention layer."""
-    layout: tuple[object, ...] = ()
-    """Other properties that must be equal in all layers of a group: heads, their sizes, types."""
+    other_properties: tuple[object, ...] = ()
+    """Other values that must be equal in all layers of a group, such as the number of KV heads and their size."""
     bytes_per_token_as_full: int | None = None
-    """Bytes of one token if the layer is converted to keep every token; None if it need not or cannot be."""
-    drafts: bool = field(default=False, compare=False)
+    """Number of bytes of one token if `as_full` converts the layer to keep every token; None if it does not, because
+    the layer keeps every token or has no tokens.
+    """
+    is_draft: bool = field(default=False, compare=False)
     """True for a layer of a draft model. It may share a group with layers of the model."""
 
     @property
@@ -68,7 +72,7 @@ class LayerSpec:
 
     @property
     def keeps_all(self) -> bool:
-        """True if the layer keeps every token until the sequence ends."""
+        """True if the layer keeps every token of a sequence, as full attention and MLA do."""
         return self.kind in (CacheKind.FULL, CacheKind.MLA)
 
 
@@ -82,15 +86,19 @@ class CacheSettings:
     block_size: int | None = None
     """Number of tokens in a block of full attention; None to leave the choice to the attention backend."""
     enable_prefix_caching: bool | None = None
-    """True to cache prefixes. None for vLLM's choice: True, except for models with recurrent layers."""
+    """True to cache prefixes, False not to. None for vLLM's choice: True, except for models with recurrent layers."""
     keeps_every_state: bool = False
     """True to keep the recurrent state at the end of every block, if the model can; False to keep only some."""
     hybrid_manager: bool = True
-    """True to put layers of different kinds into separate groups; vLLM has a flag that disables it."""
+    """True to put layers of different kinds into separate groups. False (`--disable-hybrid-kv-cache-manager`) to put
+    all layers into one group; see `group_layers`.
+    """
     uniform: bool = False
-    """True to keep every token in every layer, as if no layer had a window."""
+    """True to convert every layer with a window or chunk to one that keeps every token, even if all layers have the
+    same window. This is not a setting of vLLM, but a memory with which others are compared.
+    """
     mla_block_size: int | None = None
-    """Number of tokens in the smallest block of the GPU's backend for MLA. None means a Hopper GPU: 16
+    """Number of tokens in the smallest block of the GPU's backend for MLA. None for that of a Hopper GPU: 16
     (FlashAttention), or 64 with an fp8 cache (FlashMLA).
     """
     hash_block_size: int | None = None
@@ -117,7 +125,7 @@ class CacheSettings:
         return not model.recurrent_layers if self.enable_prefix_caching is None else self.enable_prefix_caching
 
     def mamba_mode(self, model: Model) -> MambaMode:
-        """Return which recurrent states of `model` stay in blocks, so that prefix hits can use them."""
+        """Return the mode that says which recurrent states of `model` stay in blocks, so that prefix hits find them."""
         if not self.caches_prefixes(model):
             return MambaMode.NONE
         stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
@@ -125,7 +133,9 @@ class CacheSettings:
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
-    """Return the specs of every layer of `model`, in vLLM's order. A layer with several caches has several specs."""
+    """Return the specs of every layer of `model` and then of `CacheSettings.draft_layers`, in vLLM's order. A layer
+    with several caches has several specs.
+    """
     block_size = _block_size(model, settings)
     recurrent = model.recurrent_layers
     every = (*model.layers, *((layer,) for layer in settings.draft_layers))
@@ -134,7 +144,7 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
     mode = settings.mamba_mode(model)
     page_bytes = None
     if model.attention_layers:
-        block_size, page_bytes = _aligned(model, settings, mode, block_size)
+        block_size, page_bytes = _block_for_state(model, settings, mode, block_size)
     state_block = settings.max_model_len if mode is MambaMode.NONE else block_size
     return tuple(
         tuple(
@@ -179,13 +189,17 @@ def smallest_block(model: Model, settings: CacheSettings) -> int:
 
 
 def _block_size(model: Model, settings: CacheSettings) -> int:
-    """Return the number of tokens in a block, over all GPUs that share a context (`decode_context_parallel_size`)."""
+    """Return the number of tokens in an attention block: those of all GPUs over which decode context parallelism
+    divides the tokens of a sequence.
+    """
     own = smallest_block(model, settings) if settings.block_size is None else settings.block_size
     return own * model.decode_context_parallel_size
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
-    """Return the spec of an attention layer with blocks of `block_size` tokens, or fewer for a sliding window."""
+    """Return the spec of an attention layer with blocks of `block_size` tokens. For a sliding window, they have at most
+    `BACKEND_BLOCK` tokens.
+    """
     window, kind = None, CacheKind.FULL
     if isinstance(layer, SlidingWindow):
         # A window uses the smallest block, which is enlarged if pages must be equal.
@@ -201,7 +215,7 @@ def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
         bytes_per_token_as_full=_bytes_as_full(model, layer),
         window=window,
         pads_pages=kind in (CacheKind.FULL, CacheKind.SLIDING_WINDOW),
-        layout=_layout(model, layer),
+        other_properties=_other_properties(model, layer),
     )
 
 
@@ -217,7 +231,7 @@ def _bytes_as_full(model: Model, layer: Layer) -> int | None:
     return None
 
 
-def _layout(model: Model, layer: Layer) -> tuple[object, ...]:
+def _other_properties(model: Model, layer: Layer) -> tuple[object, ...]:
     if isinstance(layer, FullAttention):
         return (layer.heads_on_gpu(model.tensor_parallel_size), layer.head_dim, layer.value_head_dim)
     return (layer,)
@@ -235,16 +249,16 @@ def _recurrent(
         padded_page_bytes=None if page_bytes in (None, state_bytes) else page_bytes,
         mamba_mode=mode,
         num_speculative_blocks=settings.num_speculative_tokens,
-        layout=(layer,),
+        other_properties=(layer,),
     )
 
 
-def _aligned(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
-    """Return the number of tokens in an attention block that is at least as large as a recurrent state, and the block's
-    bytes in one layer.
+def _block_for_state(model: Model, settings: CacheSettings, mode: MambaMode, block_size: int) -> tuple[int, int]:
+    """Return (tokens, bytes in one layer) of an attention block that has at least `block_size` tokens and at least as
+    many bytes as a recurrent state.
 
-    vLLM takes the bytes of a token from the first attention layer, and the bytes of a state from the first recurrent
-    layer.
+    As in vLLM, the bytes of a token are those of the first attention layer, and the bytes of a state those of the first
+    recurrent layer.
     """
     per_token = model.layer_bytes_per_token(model.attention_layers[0])
     state_bytes = _state_bytes(model, model.recurrent_layers[0], settings)
@@ -264,11 +278,11 @@ def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int
 
 
 def as_full(spec: LayerSpec) -> LayerSpec:
-    """Return the spec of a layer with a window or chunk, changed to keep every token; other specs are returned
+    """Return the spec of a layer with a window or chunk, changed to keep every token. Other specs are returned
     unchanged.
 
-    A window stays in the spec, because it still limits the computation. vLLM does not pack the cache of a converted
-    chunked layer.
+    The spec keeps a sliding window, because it still limits what the layer reads; it does not keep a chunk. With
+    `int4_per_token_head`, vLLM stores one element per byte in a converted chunked layer, and two in other full layers.
     """
     if spec.bytes_per_token_as_full is None:
         return spec

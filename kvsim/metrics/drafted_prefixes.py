@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.paged.group_initialization import dropping_kinds
+from kvsim.engine.paged.group_initialization import specs_dropping_hits
 from kvsim.policies.releases import rules_of
 from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording import Meta, Recording, RequestStatus
@@ -75,7 +75,7 @@ def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
     config, groups = meta.policy.get("speculative_config"), meta.pool.groups
     if not config or not SpeculativeConfig.parse(config).drops_last_hit(release):
         return ()
-    kinds = dropping_kinds(groups, rules_of(release))
+    kinds = specs_dropping_hits(groups, rules_of(release))
     return tuple(index for index, group in enumerate(groups) if group.spec in kinds)
 
 

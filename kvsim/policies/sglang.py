@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from kvsim.kv_groups.sglang_pools import SlotLayers
+    from kvsim.kv_groups.sglang_pools import PoolBytes
 
 
 def _words(*words: str) -> dict[str, str]:
@@ -202,7 +202,7 @@ class Radix:
         """Return the length in tokens of the longest sequence in a pool of `num_slots` slots."""
         return min(self.scheduler.context_length, num_slots) - 1
 
-    def num_slots(self, kv_bytes: int, layers: SlotLayers) -> int:
+    def num_slots(self, kv_bytes: int, layers: PoolBytes) -> int:
         """Return the number of slots of the first pool, in whole pages, if both pools take `kv_bytes` bytes.
 
         It may be 0. The second pool is for layers with windows. Without a radix cache, it has a fixed size, and the

@@ -9,7 +9,7 @@ from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.kv_groups.grouping import hashed_by_mode
-from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.models import Model
 from kvsim.models.layers import Layer
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static, base_of, limited
@@ -117,7 +117,7 @@ class Machine:
         if isinstance(base_of(policy), Paged):  # block 0 is the null block: it takes memory and is never allocated
             num_units, first_unit = num_units - 1, 1
         elif isinstance(policy, Radix):  # page 0 is a dummy too, beside the memory of the pool
-            first_unit, layers = 1, SlotLayers.of(self.model)
+            first_unit, layers = 1, PoolBytes.of(self.model)
             bytes_per_unit = unit_tokens * layers.full_bytes
             num_units = policy.num_slots(self.kv_bytes, layers) // unit_tokens
             windows = _window_pool(policy, num_units, layers)
@@ -141,7 +141,7 @@ class Machine:
         )
 
 
-def _window_pool(policy: Radix, num_units: int, layers: SlotLayers) -> WindowPool | None:
+def _window_pool(policy: Radix, num_units: int, layers: PoolBytes) -> WindowPool | None:
     """Return SGLang's second pool beside a first one of `num_units` pages; None for a model without windows."""
     if not layers.window_tokens:
         return None

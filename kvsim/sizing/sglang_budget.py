@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
-from kvsim.kv_groups.sglang_pools import SlotLayers
+from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.models.layers import Indexer, Mla
 from kvsim.sizing.activations import OUTSIDE_BYTES
 from kvsim.sizing.budget_terms import BudgetTerm, weight_terms
@@ -73,12 +73,12 @@ class SlotBudget:
     @property
     def num_slots(self) -> int:
         """Number of slots, which is SGLang's `max_total_num_tokens`."""
-        return SlotLayers.of(self.model).num_slots(self.kv_bytes, DEFAULT_RATIO)
+        return PoolBytes.of(self.model).num_slots(self.kv_bytes, DEFAULT_RATIO)
 
     @property
     def num_window_slots(self) -> int:
         """Number of slots in the separate pool for layers with windows; 0 if the model has no such pool."""
-        return int(self.num_slots * DEFAULT_RATIO) if SlotLayers.of(self.model).window_tokens else 0
+        return int(self.num_slots * DEFAULT_RATIO) if PoolBytes.of(self.model).window_tokens else 0
 
     @property
     def free_later_bytes(self) -> int:
@@ -185,7 +185,7 @@ def plan_slots(
             f"mem_fraction_static is {fraction:g}{stated}: of {before / GIB:.2f} GiB that are free before the weights",
         ),
     )  # fmt: skip
-    layers = SlotLayers.of(model)
+    layers = PoolBytes.of(model)
     page_bytes = page_size * (layers.full_bytes + DEFAULT_RATIO * layers.window_bytes)
     room = sum(term.size_bytes for term in terms)
     if room < page_bytes:

@@ -183,12 +183,12 @@ def draw_from(monkeypatch: pytest.MonkeyPatch, times: list[int]) -> compiled.Mac
 @pytest.mark.usefixtures("folder")
 def test_machine_code_is_made_once_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
-    assert not compiled.is_at_hand(LITTLE, [])
+    assert not compiled.is_on_disk(LITTLE, [])
     for _ in range(3):
         assert draw_from(monkeypatch, times)(engine_of([1, 2]), 42, 0.0) == 42
     assert len(times) == 1
-    assert compiled.is_at_hand(LITTLE, [])
-    assert not compiled.is_at_hand(MemoryManager(name="other"), [])
+    assert compiled.is_on_disk(LITTLE, [])
+    assert not compiled.is_on_disk(MemoryManager(name="other"), [])
 
 
 @pytest.mark.parametrize("stated", [True, False], ids=["XDG_CACHE_HOME", "home"])

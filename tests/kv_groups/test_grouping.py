@@ -32,8 +32,8 @@ def layers(draw: st.DrawFn) -> list[LayerSpec]:
         kind = CacheKind.FULL if window is None else CacheKind.SLIDING_WINDOW
         kinds.append(
             LayerSpec(
-                kind=kind, block_size=16, bytes_per_token=size, window=window, pads_pages=True, layout=(number,),
-                bytes_per_token_as_full=None if window is None else size,
+                kind=kind, block_size=16, bytes_per_token=size, window=window, pads_pages=True,
+                other_properties=(number,), bytes_per_token_as_full=None if window is None else size,
             )
         )  # fmt: skip
     return draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=60))

@@ -3,10 +3,11 @@
 The KV comes from a store, which may have tokens after the prefix hits, or from another server, which has computed the
 whole prompt.
 
-- An asynchronous load runs between steps. It allocates all its blocks at its begin, and its sequence is skipped until
-  the end of the load is reported. Blocks for the rest of every unfinished prompt stay reserved.
+- An asynchronous load runs between steps. All its blocks are allocated when it begins, and the scheduler skips its
+  sequence until the end of the load is reported.
+- A load begins only if the pool also has room for the rest of every unfinished prompt.
 - A sequence that has ended may keep its blocks until another server has read them.
-- The clock of a link, an oracle or a recording decides when a transfer ends.
+- The clock of the simulated link decides when a transfer ends, or the caller if it follows a real scheduler.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from kvsim.engine.state import ABORTED, LOADING, NO_KEY, PREEMPTED, RUNNING, Eng
 
 @part
 def use_load(engine: Engine, sequence: Sequence) -> bool:
-    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False while it loads."""
+    """Return False while the KV of a waiting sequence is being loaded. Once the load has ended, put the loaded blocks
+    into the prefix cache, or free them if none of the KV is valid.
+    """
     if sequence.status != LOADING:
         return True
     transfer = engine.connector.transfers[sequence.number]
@@ -63,7 +66,9 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for `num_tokens` tokens of a waiting sequence. If its KV was loaded, it has a table already."""
+    """Allocate blocks for the `num_tokens` tokens of a waiting sequence after its first `computed`. Return False if the
+    pool has too little room.
+    """
     if not external_kv.admit(engine, sequence, computed, num_tokens):
         return False
     _record_allocation(engine, sequence, engine.connector.state.num_external)
@@ -95,7 +100,9 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def may_preempt(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether a running sequence may be preempted. In some releases, all its blocks must become free at once."""
+    """Tell whether a running sequence may be preempted. With `ConnectorSettings.spares_busy`, it may not while a step
+    in flight computes its tokens, because its blocks would be freed only after this step.
+    """
     return not engine.connector.settings.spares_busy or external_kv.frees_at_once(engine, sequence)
 
 
@@ -107,21 +114,27 @@ def awaits_transfers(engine: Engine) -> bool:
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Record this step in each of its sequences, and end the reservations of prompts that the step completes."""
+    """Record the number of the step just scheduled in each of its sequences. Cancel the reservations of blocks for
+    prompts that the step completes.
+    """
     state = engine.state
-    external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
+    external_kv.record_step(engine, state.num_in_batch + state.num_preempted + engine.connector.state.num_loads > 0)
 
 
 @part
 def before_update(engine: Engine, launched: int) -> None:
-    """Free the blocks that wait only for the oldest step in flight, and handle loads that are reported as failed."""
+    """Free the blocks that were kept until the output of the oldest step in flight. Handle the blocks that this output
+    reports as bad. `launched` is the index of the step in `Engine.launched`.
+    """
     external_kv.before_update(engine, launched)
     failed_loads.fall_back(engine, launched)
 
 
 @part
 def after_update(engine: Engine) -> None:
-    """End the sequences whose loads failed, and then the transfers that are reported with this output."""
+    """Abort the sequences in `ConnectorTables.errors`, whose loads failed. Then end the transfers whose end is reported
+    with the output just processed.
+    """
     connector = engine.connector
     for index in range(connector.state.num_errors):
         sequence = engine.sequences[connector.errors[index]]
@@ -157,7 +170,9 @@ def after_update(engine: Engine) -> None:
 
 @part
 def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None:
-    """Schedule a report with the output of `step`: a load has ended if `is_load`, else kept blocks were read."""
+    """Schedule the report of a transfer's end with the output of `step`, a call of the scheduler, counted from 1. If
+    `is_load`, the transfer is the sequence's load; otherwise another server has read the blocks that were kept for it.
+    """
     connector = engine.connector
     report = connector.reports[connector.state.num_reports]
     connector.state.num_reports += 1
@@ -168,7 +183,7 @@ def report(engine: Engine, sequence: Sequence, is_load: bool, step: int) -> None
 
 @part
 def _num_external(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load after the first `hit_tokens`; `SKIP` if the store has not answered."""
+    """Return the number of tokens to load after the first `hit_tokens`, or `SKIP` if the store has not answered."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     if connector.settings.is_store:
@@ -199,8 +214,10 @@ def _begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, external: i
 
 @part
 def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> None:
-    """Record that a sequence has its blocks, and that `external` of its tokens come from outside. A load fills the
-    table from entry `Transfer.loads_from` on. The blocks before that entry are in the prefix cache.
+    """Record that blocks were allocated to a sequence, and that `external` of its tokens come from outside.
+
+    If KV comes from another server, set `Transfer.loads_from`, the table entry at which the load begins: the first one
+    whose block is not in the prefix cache.
     """
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
@@ -225,7 +242,7 @@ def _record_allocation(engine: Engine, sequence: Sequence, external: int) -> Non
 
 @part
 def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
-    """Record that the other server can free the prompt's blocks, because the sequence fetches nothing from it."""
+    """Record that the server that computed the prompt can free its blocks, because nothing is fetched from it."""
     connector = engine.connector
     connector.transfers[sequence.number].fetches = False
     connector.notices[connector.state.num_notices] = sequence.number
@@ -234,7 +251,7 @@ def _notify_unneeded(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _record_begin(engine: Engine, sequence: Sequence, first: int, num_tokens: int) -> None:
-    """Record that a transfer of `num_tokens` tokens begins, in the table's entries from `first` on."""
+    """Record that a transfer of `num_tokens` tokens begins. It covers the table's entries from `first` on."""
     transfer = engine.connector.transfers[sequence.number]
     transfer.begun_seq, transfer.ended_seq = engine.state.seq, -1
     transfer.first_entry, transfer.num_tokens = first, num_tokens

@@ -23,9 +23,11 @@ from kvsim.policies.releases import rules_of
 
 
 def connector_tables(
-    connector: Connector | None, policy: Policy, num_units: int, size: int, unit_bytes: int, *, compiled: bool
+    connector: Connector | None, policy: Policy, num_units: int, num_requests: int, unit_bytes: int, *, compiled: bool
 ) -> ConnectorTables:
-    """Return the state of an engine's KV connector for `size` requests; an empty tuple without connector."""
+    """Return the initial records of an engine's KV connector; an empty tuple if `connector` is None or `policy` is not
+    vLLM's paged cache. The pool has `num_units` blocks of `unit_bytes` bytes.
+    """
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())
     settings = make_one(ConnectorSettings, compiled=compiled)
@@ -36,17 +38,17 @@ def connector_tables(
     settings.is_timed = link is not None
     if link is not None:
         settings.latency_s, settings.block_s = link.latency_s, link.seconds_of(unit_bytes)
-    exchanges = list(connector.exchanges) or [Exchange()] * size
+    exchanges = list(connector.exchanges) or [Exchange()] * num_requests
     bad = list(chain.from_iterable(exchange.failed_blocks for exchange in exchanges))
     names = ("loads", "notices", "sends", "live", "errors")
-    lists = {name: numbers(np.zeros(size, np.int64), compiled=compiled) for name in names}
+    lists = {name: numbers(np.zeros(num_requests, np.int64), compiled=compiled) for name in names}
     return ConnectorTables(
         settings=settings,
         state=make_one(ConnectorState, compiled=compiled),
         transfers=_transfers(connector, exchanges, compiled=compiled),
         **lists,
         lanes=make(Lane, link.num_transfers if link else 1, compiled=compiled),
-        reports=make(Report, size, compiled=compiled),
+        reports=make(Report, num_requests, compiled=compiled),
         bad_places=numbers(np.array(bad, np.int64), compiled=compiled),
         bad_blocks=make(BadBlock, len(bad), compiled=compiled),
         marks=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),

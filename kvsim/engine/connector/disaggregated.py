@@ -1,7 +1,7 @@
 """The memory manager of a server in a fleet where some servers compute prompts and others decode.
 
-It differs from `connected` in two ways: transfers take the time of a link, and a server that only waits for other
-servers sleeps, instead of running empty steps.
+It differs from `connected` in two ways. A transfer takes the time that the link needs for it. A server that only waits
+for other servers sleeps, instead of running empty steps.
 """
 
 from __future__ import annotations

@@ -13,15 +13,17 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import LOADING, NO_KEY, Engine, table_of
 
 _GOOD, _BAD, _SEEN = range(3)
-"""Marks of blocks while an output is processed. A sequence that will recompute a bad block marks it as seen, so that
-other sequences with the block need not.
+"""Marks of blocks while an output is processed. A sequence that is cut at a bad block, to compute it again, marks the
+block as seen. Other sequences with this block are then not cut at it.
 """
 
 
 @part
 def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
-    """Schedule the report of the blocks that failed in a sequence's load, with the output of `step`. `first` is the
-    table entry from which `ConnectorTables.bad_places` are counted. A sequence reports only once.
+    """Schedule the report of a sequence's bad blocks with the output of `step`: a call of the scheduler, from 1 on.
+
+    `ConnectorTables.bad_places` count from the table entry `first`; places after the end of the table are ignored. Bad
+    blocks of a sequence are reported only once.
     """
     connector = engine.connector
     transfer, table = connector.transfers[sequence.number], table_of(engine, sequence, 0)
@@ -36,7 +38,12 @@ def report(engine: Engine, sequence: Sequence, first: int, step: int) -> None:
 
 @part
 def fall_back(engine: Engine, launched: int) -> None:
-    """Cut each sequence with a block that is reported as bad now: only the tokens before the block stay computed."""
+    """Handle the blocks that are reported as bad with the output being processed. `launched` is the index of its step
+    in `Engine.launched`.
+
+    `_cut` reduces the computed tokens of each sequence with such a block. With `ConnectorSettings.recomputes`, the
+    sequence computes the others again; otherwise it ends with an error.
+    """
     state, connector = engine.state, engine.connector
     if not _mark(engine):
         return
@@ -61,7 +68,7 @@ def fall_back(engine: Engine, launched: int) -> None:
 
 @part
 def _mark(engine: Engine) -> bool:
-    """Mark the blocks that are reported as bad with this output; tell whether there are any."""
+    """Mark the blocks that are reported as bad with the output being processed. Return False if there are none."""
     connector = engine.connector
     is_any = False
     for index in range(connector.state.num_bad):
@@ -88,11 +95,11 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Reduce the `computed` tokens of a sequence to those before its first bad block; tell whether it has a marked
-    block.
+    """Reduce the `computed` tokens of a sequence to those before its first block with the mark `_BAD`. Return True if
+    it has a block with this mark or with `_SEEN`.
 
-    A block that is marked as seen reduces nothing, because another sequence recomputes it. With `forgets`, the first
-    bad block and all later ones are removed from the prefix cache.
+    Blocks marked as seen reduce nothing, because another sequence recomputes them. With `forgets`, the first bad block
+    and all later blocks of the sequence are removed from the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)
@@ -125,7 +132,7 @@ def _forget(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def _fail(engine: Engine, sequence: Sequence) -> None:
-    """Add a sequence to those that end with an error with this output, in order of `Transfer.rank`."""
+    """Insert a sequence into `ConnectorTables.errors`, which is sorted by `Transfer.rank`."""
     connector = engine.connector
     index = connector.state.num_errors
     rank = connector.transfers[sequence.number].rank

@@ -1,8 +1,8 @@
 """The clock of the link over which a server fetches KV: when each load begins and ends, and which step reports it.
 
-A server fetches a few prompts at a time, each over an equal share of the link (a lane). Further loads wait in order.
-The end of a transfer is reported with the output of the first step whose kernels are launched after that end. Transfers
-do not slow down kernels.
+A server fetches a few prompts at a time, each over an equal share of the link (a lane). Further loads wait, and start
+in the order in which they were decided. The end of a transfer is reported with the output of the first step whose
+kernels are launched after this end. Transfers do not slow down kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Put the loads that the scheduled step decided on the link, unless the caller reports the ends of loads."""
+    """Set the start and end times on the link of the loads that the step just scheduled has decided. Do nothing if the
+    caller reports the ends of loads.
+    """
     connector = engine.connector
     if not connector.settings.is_timed:
         return
@@ -38,7 +40,7 @@ def begin(engine: Engine) -> None:
 
 @part
 def expect_end(engine: Engine, sequence: Sequence) -> None:
-    """Add a transfer whose end time is known to the transfers that `poll` reports."""
+    """Add a sequence's transfer, whose end time is known, to the transfers that `poll` reports."""
     connector = engine.connector
     connector.live[connector.state.num_live] = sequence.number
     connector.state.num_live += 1
@@ -62,10 +64,10 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a transfer, if no step has an effect before that.
+    """Advance the clock to the next arrival or end of a transfer, if scheduling has no effect before it. If this time
+    is not before `until_s`, let the engine sleep instead.
 
-    If that time is not before `until_s`, the engine sleeps instead. A rank that takes part in the steps of other ranks
-    does nothing: these steps advance its clock.
+    A rank that takes part in the steps of other ranks does neither: these steps advance its clock.
     """
     state, connector = engine.state, engine.connector
     connector.state.is_asleep = False
@@ -89,6 +91,8 @@ def is_asleep(engine: Engine) -> bool:
 
 @part
 def has_news(engine: Engine) -> bool:
-    """Tell whether other servers must be notified of loads that have begun or of prompts that are not fetched."""
+    """Tell whether other servers must be notified: a load has begun, or a prompt will not be fetched. Without the clock
+    of a link, return False.
+    """
     state = engine.connector.state
     return engine.connector.settings.is_timed and state.num_loads + state.num_notices > 0

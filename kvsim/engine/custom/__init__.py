@@ -1,1 +1,1 @@
-"""Custom policies in Python at work in an engine, and optimal eviction."""
+"""Engine side of custom policies in Python: requests, blocks and units as a policy sees them; and optimal eviction."""

@@ -27,8 +27,8 @@ class Cached:
     """A block of the prefix cache, as the eviction rule of a custom policy sees it."""
 
     __slots__ = (
-        "_tree", "cached_s", "end_tokens", "key", "last_used_s", "num_hits", "parent_key", "place", "rank", "ranking",
-        "request", "tokens", "unit",
+        "_tree", "cached_s", "end_tokens", "heap_entry", "key", "last_used_s", "num_hits", "parent_key", "place",
+        "rank", "request", "tokens", "unit",
     )  # fmt: skip
 
     def __init__(self, tree: CachedBlocks, unit: int, key: int, request: ServedRequest) -> None:
@@ -38,8 +38,10 @@ class Cached:
         self.cached_s = self.last_used_s = 0.0
         self.rank: Any = None
         """Latest rank that the policy's rule gave the block; None if it was never ranked."""
-        self.ranking: int | None = None
-        """Number of the block's entry in the heap of ranked free blocks; None if it has no valid entry."""
+        self.heap_entry: int | None = None
+        """Number of the block's valid entry in the heap of ranked free blocks; None if it has none. Entries are
+        numbered in the order in which they are pushed.
+        """
         self.place = 0
         """Index of the block's row in `FreeColumns`. Valid only while the block is free."""
 
@@ -56,8 +58,8 @@ class CachedBlocks:
     """The prefix cache of one engine, block by block."""
 
     def __init__(self, rank: Callable[[Cached], Any] | None = None) -> None:
-        """Begin with an empty cache. The free block with the smallest `rank` is evicted first, unless it is None."""
-        self._by_unit: dict[int, Cached] = {}
+        """Begin with an empty cache. If `rank` is None, no block is ranked, and `first_ranked` must not be called."""
+        self._by_id: dict[int, Cached] = {}
         self.free_blocks: OrderedDict[int, Cached] = OrderedDict()
         """Cached blocks that no table holds, by block id, the least recently freed first."""
         self._alike: defaultdict[int, dict[int, Cached]] = defaultdict(dict)
@@ -65,28 +67,32 @@ class CachedBlocks:
         self._continued: defaultdict[int, set[int]] = defaultdict(set)
         """Keys of the cached prefixes that are one block longer than a prefix, by the key of that prefix."""
         self._below: dict[int, int] | None = None
-        """Number of tokens in the cached blocks that continue a prefix, by the key of the prefix; None if unread."""
+        """Number of tokens in the cached blocks that continue a prefix, by the key of the prefix. None until
+        `tokens_below` is called for the first time.
+        """
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
-        """Heap of free blocks as (rank, ranking, block). An entry is outdated if the block has another `ranking`."""
-        self._rankings = count()
+        """Heap of free blocks as (rank, entry number, block). An entry is outdated if its number is not the block's
+        `heap_entry`.
+        """
+        self._entry_numbers = count()
         self._columns: FreeColumns | None = None
-        """Table of the free blocks; None until a rule reads it."""
+        """Table of the free blocks; None until `columns` is called for the first time."""
 
     def columns(self) -> FreeColumns:
-        """Return the free blocks as a table."""
+        """Return the attributes of the free blocks as a table. It is kept up to date from the first call on."""
         if self._columns is None:
             self._columns = FreeColumns(self.free_blocks.values())
         return self._columns
 
-    def _take(self, unit: int) -> None:
-        cached = self.free_blocks.pop(unit, None)
+    def _take(self, block: int) -> None:
+        cached = self.free_blocks.pop(block, None)
         if cached is not None and self._columns is not None:
             self._columns.remove(cached)
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
-        """Add a block that has been cached: the one in entry `index` of the sequence's table in `group`. `request` is
-        the policy's view of the sequence.
+        """Add the block in entry `index` of the sequence's table in `group`, which was put into the prefix cache.
+        `request` is the policy's view of the sequence.
         """
         table, tokens = table_of(engine, sequence, group), engine.groups[group].block_size
         unit = engine.entries[table.begin + index]
@@ -95,7 +101,7 @@ class CachedBlocks:
         cached.cached_s = cached.last_used_s = engine.state.host_s
         if index > 0:
             cached.parent_key = prefix_hits.key_of(engine, sequence, group, index - 1)
-        self._by_unit[unit] = cached
+        self._by_id[unit] = cached
         alike = self._alike[cached.key]
         alike[unit] = cached
         if len(alike) == 1:
@@ -104,18 +110,18 @@ class CachedBlocks:
                 self._below[cached.key] = self._count_below(cached.key)
                 self._add_above(cached, tokens + self._below[cached.key])
 
-    def hit(self, unit: int, request: ServedRequest) -> None:
-        """Count a hit of block `unit`, with which `request` is admitted. The block is no longer free."""
-        cached = self._by_unit[unit]
+    def hit(self, block: int, request: ServedRequest) -> None:
+        """Count a hit of a cached block, with which `request` is admitted. The block is no longer free."""
+        cached = self._by_id[block]
         cached.num_hits += 1
         cached.request = request
-        cached.ranking = None
-        self._take(unit)
+        cached.heap_entry = None
+        self._take(block)
 
-    def free(self, unit: int, now_s: float) -> None:
-        """Make block `unit` a candidate for eviction, if it is cached. Its last table freed it at `now_s`."""
-        if (cached := self._by_unit.get(unit)) is not None:
-            self.free_blocks[unit] = cached
+    def free(self, block: int, now_s: float) -> None:
+        """Make a block, which was freed at `now_s` and is in no table, a candidate for eviction, if it is cached."""
+        if (cached := self._by_id.get(block)) is not None:
+            self.free_blocks[block] = cached
             cached.last_used_s = now_s
             if self._columns is not None:
                 self._columns.append(cached)
@@ -125,18 +131,18 @@ class CachedBlocks:
     def first_ranked(self) -> Cached:
         """Remove and return the free block with the smallest rank; among equals, the one ranked first."""
         while self._ranked:
-            _, ranking, cached = heappop(self._ranked)
-            if cached.ranking == ranking:
+            _, entry, cached = heappop(self._ranked)
+            if cached.heap_entry == entry:
                 return cached
         raise AssertionError("no free block keeps a prefix")
 
-    def remove(self, unit: int) -> None:
-        """Remove block `unit`, which is evicted, from the prefix cache."""
-        cached = self._by_unit.pop(unit)
-        self._take(unit)
-        cached.ranking = None
+    def remove(self, block: int) -> None:
+        """Remove an evicted block from the prefix cache."""
+        cached = self._by_id.pop(block)
+        self._take(block)
+        cached.heap_entry = None
         alike = self._alike[cached.key]
-        del alike[unit]
+        del alike[block]
         if alike:
             return
         del self._alike[cached.key]
@@ -150,11 +156,13 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Return the number of tokens in cached blocks that continue the prefix `key`; equal blocks count once."""
+        """Return the number of tokens in the cached blocks that continue the prefix `key`. Of blocks that hold the same
+        prefix, one counts.
+        """
         if self._below is None:
             self._below = {}
             # Longest prefixes first, so that all continuations of a prefix are counted before it.
-            for each in [cached.key for cached in sorted(self._by_unit.values(), key=lambda block: -block.end_tokens)]:
+            for each in [cached.key for cached in sorted(self._by_id.values(), key=lambda block: -block.end_tokens)]:
                 self._below[each] = self._count_below(each)
         return self._below.get(key, 0)
 
@@ -180,7 +188,7 @@ class CachedBlocks:
         while evicted.parent_key in self._alike:
             has_changed = False
             for cached in self._alike[evicted.parent_key].values():
-                if cached.ranking is not None and (rank := self._rank(cached)) != cached.rank:
+                if cached.heap_entry is not None and (rank := self._rank(cached)) != cached.rank:
                     self._push(cached, rank)
                     has_changed = True
             if not has_changed:
@@ -188,9 +196,9 @@ class CachedBlocks:
             evicted = cached
 
     def _push(self, cached: Cached, rank: Any) -> None:
-        cached.rank, cached.ranking = rank, next(self._rankings)
+        cached.rank, cached.heap_entry = rank, next(self._entry_numbers)
         try:
-            heappush(self._ranked, (rank, cached.ranking, cached))
+            heappush(self._ranked, (rank, cached.heap_entry, cached))
         except TypeError as error:
             raise PolicyError(
                 f"eviction_rank returned {shortened(rank)}, which cannot be compared with an earlier rank: {error}."
@@ -203,7 +211,8 @@ _FEWEST_ROWS = 64
 
 
 class FreeColumns:
-    """The free blocks as the rows of a table, in the order in which they were freed.
+    """A table of the free blocks that are in the prefix cache: a row for each block, in the order in which they were
+    freed.
 
     A removed block leaves an empty row. Empty rows are removed only when the table is full, so that the mean time of a
     change does not grow with the pool.
@@ -216,7 +225,7 @@ class FreeColumns:
         self._rebuild(max(2 * len(self._blocks), _FEWEST_ROWS))
 
     def append(self, cached: Cached) -> None:
-        """Append a free block."""
+        """Append a row for a block. If the table is full, remove its empty rows first."""
         if len(self._blocks) == len(self._is_there):
             self._blocks = [block for block in self._blocks if block is not None]
             self._rebuild(max(2 * len(self._blocks), _FEWEST_ROWS))
@@ -242,13 +251,13 @@ class FreeColumns:
         return self._rows
 
     def block(self, index: int) -> Cached:
-        """Return the free block at `index`, which does not count empty rows."""
+        """Return the block of row `index`, where empty rows are not counted."""
         found = self._blocks[int(self.rows()[index])]
         assert found is not None
         return found
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return the attribute `name` of all free blocks, in order."""
+        """Return an attribute of all blocks, in the order of their rows. Its name must be one of `_COLUMNS`."""
         if name not in _COLUMNS:
             raise UsageError(f"candidates have no column {name!r}; there are {', '.join(_COLUMNS)}.")
         if name == "tokens_below" and not self._counts_below:
@@ -281,7 +290,7 @@ class FreeBlocks(Candidates):
         self._cached, self._free = cached, cached.free_blocks
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """Return the attribute `name` of all candidates, in their order."""
+        """Return an attribute of all candidates, in their order. Its name must be one of `_COLUMNS`."""
         return self._cached.columns().column(name)
 
     def __len__(self) -> int:

@@ -1,7 +1,7 @@
 """The memory manager of a policy with a custom allocator in Python, which chooses the units of each request.
 
 Each choice is checked: the units are in the pool and free, there are enough, and a shared unit holds the tokens of the
-request's prefix. Units are counted like vLLM's blocks.
+request's prefix. A unit that no table contains is free, even if it stays in the allocator's prefix cache.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NO_REQUEST = _WHOLE_TABLE = -1
 
 @dataclass(slots=True)
 class CustomUnits:
-    """The units of a custom allocator, as kvsim counts these units."""
+    """A custom allocator, and kvsim's own account of its units, against which its answers are checked."""
 
     allocator: Any
     """The policy's allocator, a `kvsim.policies.custom.AnyAllocator`."""
@@ -45,7 +45,7 @@ class CustomUnits:
 
     @classmethod
     def of(cls, allocator: Any, num_units: int) -> CustomUnits:
-        """Return the units of an empty pool."""
+        """Return the account of a pool of `num_units` units, all free and without prefixes."""
         return cls(allocator, {}, [0] * num_units, [NO_KEY] * num_units)
 
     @property
@@ -72,14 +72,18 @@ class MemoryRules(Protocol):
 
 
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens whose units the allocator finds for a sequence; store these units."""
+    """Return the number of leading tokens of a waiting sequence whose units the allocator finds in its prefix cache.
+    Keep these units in `CustomUnits.found`.
+    """
     units = _rules(engine).units
     units.found = _found_units(engine, sequence)
     return len(units.found) * engine.settings.unit_tokens
 
 
-def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of tokens that the allocator finds for a sequence, and how many of their units are in use."""
+def cached_prefix(engine: Engine, sequence: Sequence) -> tuple[int, int]:
+    """Return the number of leading tokens of a waiting sequence whose units the allocator finds in its prefix cache,
+    and how many of these units are in a table.
+    """
     found, refs = _found_units(engine, sequence), _rules(engine).units.refs
     return len(found) * engine.settings.unit_tokens, sum(refs[unit] > 0 for unit in found)
 
@@ -106,7 +110,9 @@ def keys(engine: Engine) -> npt.NDArray[np.int64]:
 
 
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate units for `num_tokens` tokens of a waiting sequence, after the units that `find_prefix` has found."""
+    """Allocate units for the `num_tokens` tokens of a waiting sequence after its first `computed`, whose units
+    `find_prefix` has found. Return False if the allocator has no room.
+    """
     found = _rules(engine).units.found
     if not _ask(engine, sequence, computed + num_tokens, found):
         return False
@@ -118,7 +124,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Allocate units for `num_tokens` more tokens of a running sequence, if its last unit lacks room."""
+    """Extend the table of a running sequence, if necessary, to have room for `num_tokens` tokens after the computed
+    ones. Return False if the allocator has no room.
+    """
     total = sequence.computed + num_tokens
     if total > sequence.room_tokens and not _ask(engine, sequence, total, []):
         return False
@@ -127,8 +135,10 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 
 def cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Tell the allocator which units of a sequence its first `num_tokens` tokens fill. As in vLLM, this happens when a
-    step is scheduled, before it computes their KV. So a later request of the same step can share the units.
+    """Tell the allocator which units the first `num_tokens` tokens of a sequence fill, once for each unit.
+
+    As in vLLM, this happens when a step is scheduled, before it computes the tokens' KV. So a request that is admitted
+    later in the same step can share the units.
     """
     rules, unit_tokens = _rules(engine), engine.settings.unit_tokens
     if num_tokens < sequence.cache_at:
@@ -167,7 +177,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 
 def unusable_units(engine: Engine, head: Sequence) -> int:
-    """Return the number of free units that the allocator cannot use for the head of the queue."""
+    """Return the number of free units that the allocator cannot use for `head`, the first request of the queue."""
     rules = _rules(engine)
     unusable: int = rules.ask(rules.units.allocator.unusable_units, rules.served(engine, head))
     if not isinstance(unusable, int | np.integer) or not 0 <= unusable <= engine.state.num_free:
@@ -234,8 +244,8 @@ def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
 
 
 def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the ranges of consecutive units in `units`: position in the table, first unit, and length. The first of the
-    `units` is at `position` of the table.
+    """Yield (position, first unit, length) for each range of consecutive numbers in `units`, which begin at `position`
+    of a table.
     """
     begin = 0
     while begin < len(units):
@@ -247,7 +257,11 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
-    """Record that a table is freed. Units that are not kept, but come before a kept one, are recorded as evicted."""
+    """Record that a table is freed. `keeps` has a value for each entry: True if its unit still holds a prefix.
+
+    The row of the release counts all entries up to the last such entry as cached. So the units among these that hold no
+    prefix are then recorded as evicted.
+    """
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])

@@ -1,8 +1,8 @@
 """The link between an engine and a custom policy, which decides in Python. Such an engine is never compiled.
 
-`CustomRules` is the engine's `rules`. The scheduler calls it to fill a step and to choose a victim, `block_pool` to
-choose the block to evict, and `custom_memory` to allocate units. Each answer of the policy is checked. A wrong answer
-ends the run with a message that names the policy.
+`CustomRules` is the engine's `rules`. The scheduler calls it to fill a step, to choose the request to preempt and the
+one to admit. `block_pool` calls it to choose the block to evict, and `custom_memory` to allocate units. Each answer of
+the policy is checked. A wrong answer ends the run with a message that names the policy.
 """
 
 from __future__ import annotations
@@ -34,12 +34,16 @@ from kvsim.policies.custom import (
 )
 
 QUEUED = (WAITING, PREEMPTED)
-"""Values of `Sequence.status` of a request that is in the queue."""
+"""Values of `Sequence.status` for a request in the queue."""
 
 _MOST_EMPTY = 3
-"""Largest number of consecutive steps that may compute nothing, because requests await their last outputs."""
-_MOST_TIMES = 10
-"""Factor on the number of known tokens: with more tokens computed since the last output token, the run ends."""
+"""Largest number of consecutive steps that may compute nothing while requests wait or run. A few are normal: a step is
+empty if all requests await their last output.
+"""
+_MOST_PER_KNOWN_TOKEN = 10
+"""Largest number of tokens that may be computed without a new output token of any request, as a multiple of the prompt
+and output tokens known of all requests. With more, the run ends with an error.
+"""
 
 Answer = TypeVar("Answer")
 
@@ -81,7 +85,7 @@ class _Served:
 
     @property
     def hit_tokens(self) -> int:
-        return step_costs.hits(self._engine, self.sequence)[0] if self.sequence.status in QUEUED else 0
+        return step_costs.cached_prefix(self._engine, self.sequence)[0] if self.sequence.status in QUEUED else 0
 
     @property
     def prefix_keys(self) -> list[int]:
@@ -95,7 +99,9 @@ class CustomRules:
     """The rules of a custom policy for one engine. The policy's methods get this object as their argument `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Create the policy's allocator of `num_units` units, if it has one. `eviction` replaces its eviction rule."""
+        """Create the policy's allocator of `num_units` units, if it has one. If `eviction` is given, it replaces the
+        policy's eviction rule.
+        """
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
         """Units of the policy's allocator; None if it has no allocator."""
@@ -105,21 +111,23 @@ class CustomRules:
             CachedBlocks(partial(self.ask, policy.eviction_rank) if self._ranks else None) if evicts(policy) else None
         )
         self._listed: Iterator[CachedBlock] = iter(())
-        """Blocks that remain of the list that the policy's `evict` returned last."""
+        """Blocks that were not taken yet from the list that the policy's `evict` returned last."""
         self._listed_in = 0
-        """Number of the step in which the policy's `evict` returned `_listed`."""
+        """Number of the step in which the policy's `evict` returned this list. Steps are counted from 1."""
         self._served: dict[int, _Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
         """Number of consecutive steps that computed nothing although there were requests."""
         self._has_declined = False
         """True if the policy has chosen to admit no further request in this step."""
-        self._tokens_in_vain = self._most_in_vain = 0
-        """Tokens computed since any request got an output token, and the number at which this is checked."""
+        self._tokens_since_output = 0
+        """Number of tokens scheduled since the last step that yields an output token, or since there was no request."""
+        self._checked_above = 0
+        """Value of `_tokens_since_output` above which its limit is computed again and checked."""
         self._alone: int | None = None
-        """Number of the only sequence that `compute` serves; None outside of `compute`."""
+        """Number of the sequence for which `compute` is being called; None at other times."""
         self._next: Iterator[ServedRequest] | None = None
-        """Iterator over the one request that `admit` admits; None outside of `admit`."""
+        """Iterator over the one request for which `admit` is being called; None at other times."""
 
     def _create_units(self, num_units: int) -> CustomUnits:
         make = self.policy.allocator
@@ -137,7 +145,7 @@ class CustomRules:
         return self.own_units
 
     def served(self, engine: Engine, sequence: Sequence) -> _Served:
-        """Return the policy's view of a request. It is the same object for the whole run."""
+        """Return the policy's view of a request: the same object in all calls of a run."""
         number = sequence.number
         if number not in self._served:
             self._served[number] = _Served(engine, sequence)
@@ -162,15 +170,15 @@ class CustomRules:
         state = engine.state
         earlier = (state.next_launched - 1) % engine.settings.most_in_flight  # the step scheduled before this one
         if state.num_running + state.num_waiting == 0 or engine.launched[earlier].num_emitting:
-            self._tokens_in_vain = 0
-        self._tokens_in_vain += engine.settings.max_num_batched_tokens - self.tokens_left
-        if self._tokens_in_vain <= self._most_in_vain:
+            self._tokens_since_output = 0
+        self._tokens_since_output += engine.settings.max_num_batched_tokens - self.tokens_left
+        if self._tokens_since_output <= self._checked_above:
             return
         known = sum(request.known_tokens for request in (*self.running, *self.waiting))
-        self._most_in_vain = _MOST_TIMES * known
-        if self._tokens_in_vain > self._most_in_vain:
+        self._checked_above = _MOST_PER_KNOWN_TOKEN * known
+        if self._tokens_since_output > self._checked_above:
             self.refuse(
-                f"has computed {self._tokens_in_vain:,} tokens without a new output token, because it preempts "
+                f"has computed {self._tokens_since_output:,} tokens without a new output token, because it preempts "
                 f"requests before they yield one: {self._rows((*self.running, *self.waiting))}"
             )
 
@@ -179,15 +187,19 @@ class CustomRules:
         return f"rows {', '.join(rows[:5])}" + (f" and {len(rows) - 5} more" if len(rows) > 5 else "")
 
     def choose_victim(self, engine: Engine, needs: Sequence) -> int:
-        """Return the index in `Engine.running` of the request to preempt so that `needs` gets memory."""
+        """Return the index in `Engine.running` of the request to preempt so that `needs` gets memory. It may be `needs`
+        itself. During a call of `compute`, which preempts nothing, raise `_NoRoomError` instead.
+        """
         if self._alone is not None:
             raise _NoRoomError
         if not overrides(self.policy, "victim"):
             return scheduler.VLLM.choose_victim(engine, needs)
-        return self._place(self.ask(self.policy.victim, self, self.served(engine, needs)), "victim")
+        return self._index_in_running(self.ask(self.policy.victim, self, self.served(engine, needs)), "victim")
 
     def choose_next(self, engine: Engine) -> Sequence:
-        """Return the request to admit next. Requests that earlier steps skipped come first."""
+        """Return the request to admit next. Requests that earlier steps skipped come first, then the policy's choice;
+        if the policy has no rule, vLLM's order holds. Raise `_NoOtherError` if the policy chooses none.
+        """
         chooses = self._next is not None or overrides(self.policy, "admit")
         if engine.state.num_looked_at < engine.state.num_skipped or not chooses:
             return waiting_queue.next_in_pass(engine)
@@ -201,7 +213,9 @@ class CustomRules:
         return sequence
 
     def choose_evicted(self, engine: Engine) -> int:
-        """Return the block that the policy chooses to evict."""
+        """Return the id of the block to evict: by optimal eviction if it is on, else by the policy's rule if there is
+        one, else by vLLM's rule.
+        """
         if self._eviction is not None:
             return self._eviction.choose_evicted(engine)
         if self._cached is None:
@@ -214,7 +228,9 @@ class CustomRules:
         return unit
 
     def _choose_evicted(self, engine: Engine, candidates: FreeBlocks) -> CachedBlock:
-        """Return the next free block of the list that `evict` returned in this step, or ask the policy."""
+        """Return the next block to evict: the next one in the list that the policy's `evict` returned in this step, if
+        such a block is still free, or else the block that a new call of `evict` returns first.
+        """
         self._engine, step = engine, engine.state.num_scheduled
         if self._listed_in == step:
             for block in self._listed:
@@ -228,7 +244,7 @@ class CustomRules:
         return chosen
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Tell the eviction rule that the block at `index` of a sequence's table in `group` was cached."""
+        """Tell the eviction rule that the block in entry `index` of a sequence's table in `group` was cached."""
         if self._eviction is not None:
             self._eviction.note_cached(engine, sequence, group, index)
         if self._cached is not None:
@@ -240,7 +256,7 @@ class CustomRules:
             self._cached.hit(block, self.served(engine, sequence))
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Tell the eviction rule that the last table with `block` has freed it. The block need not be cached."""
+        """Tell the eviction rule that `block` is in no table any longer. The block need not be cached."""
         if self._eviction is not None:
             self._eviction.note_freed(engine, block)
         if self._cached is not None:
@@ -305,7 +321,9 @@ class CustomRules:
         return engine.settings.max_num_batched_tokens - given
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
-        """Return the duration of this step in seconds, if it also computed `tokens[request]` tokens of each request."""
+        """Return the duration of this step in seconds, if it also computed `tokens[request]` tokens of each request in
+        `tokens`; None: no others than it has already.
+        """
         return step_costs.cost_s(
             self.engine,
             {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()},
@@ -323,11 +341,11 @@ class CustomRules:
             scheduler.admit_waiting(self.engine, self.tokens_left)
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Schedule at most `num_tokens` tokens of a running request, without preempting any request. Return False if no
-        token fits; see `StepInMaking.compute`.
+        """Schedule at most `num_tokens` tokens of a running request, or as many as possible if it is None, without
+        preempting any request. Return False if no token is scheduled; see `StepInMaking.compute`.
         """
         engine, state = self.engine, self.engine.state
-        place, number = self._place(request, "request to compute"), self._sequence(request).number
+        place, number = self._index_in_running(request, "request to compute"), self._sequence(request).number
         listed = state.num_listed
         if number in [engine.batch[index] for index in range(listed)]:
             self.refuse(f"let {request!r} compute twice in one step")
@@ -344,7 +362,9 @@ class CustomRules:
         return state.num_listed > listed
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
-        """Admit a waiting request with at most `num_tokens` tokens; see `StepInMaking.admit`."""
+        """Admit a waiting request with at most `num_tokens` tokens, or as many as possible if it is None. Return False
+        if it is not admitted; see `StepInMaking.admit`.
+        """
         listed = self.engine.state.num_listed
         self._next = iter((request,))
         try:
@@ -355,12 +375,12 @@ class CustomRules:
         return self.engine.state.num_listed > listed
 
     def preempt(self, request: ServedRequest) -> None:
-        """Preempt a running request."""
-        sequence = scheduler.remove_running(self.engine, self._place(request, "victim"))
+        """Preempt a running request, and take back the tokens that this step has assigned to it."""
+        sequence = scheduler.remove_running(self.engine, self._index_in_running(request, "victim"))
         scheduler.take_out_of_batch(self.engine, sequence)
         scheduler.preempt(self.engine, sequence)
 
-    def _place(self, request: ServedRequest, role: str) -> int:
+    def _index_in_running(self, request: ServedRequest, role: str) -> int:
         """Return the index of a request in `Engine.running`. `role` names the request in errors."""
         engine, number = self.engine, self._sequence(request).number
         running = [engine.running[index] for index in range(engine.state.num_running)]
@@ -386,8 +406,8 @@ class CustomRules:
 
 
 class _NoRoomError(Exception):
-    """Signal that there is no room for the request that `compute` serves."""
+    """Raised if the pool has no room for the request for which `CustomRules.compute` is being called."""
 
 
 class _NoOtherError(Exception):
-    """Signal that the policy names no other request to admit."""
+    """Raised if the policy chooses no other request to admit in this step."""

@@ -1,9 +1,9 @@
-"""Belady's rule over the known requests: evict the cached block whose next use is the latest.
+"""Belady's rule over the known requests: evict the cached block whose next use is farthest in the future.
 
 Requests are ordered by their expected admission; preempted requests come before all others. The next use of a block is
-the first request in this order that is not admitted yet and whose prompt contains the block's prefix. Two kinds of
-blocks have no next use: duplicates of a prefix that another block keeps, and prefixes that no request needs. Among
-blocks with the same next use, the one with the longest prefix is evicted first.
+the first request in this order that is not admitted yet and whose prompt begins with the block's prefix. A block has no
+next use if there is no such request, or if another cached block holds the same prefix. Among blocks with the same next
+use, the one with the longest prefix is evicted first.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ class OptimalEviction:
     """Belady's rule in one engine. It observes every change of the prefix cache."""
 
     def __init__(self, order: list[int]) -> None:
-        """Begin with an empty prefix cache. `order` is the expected order of admission, as rows of the workload."""
+        """Begin with an empty prefix cache. `order` lists the requests in the expected order of admission, each by its
+        row in the workload, counted from 0.
+        """
         self._order = order
         self._uses: dict[int, list[int]] | None = None
+        """Result of `_all_uses`, from which uses by admitted requests are removed; None until it is first needed."""
         self._blocks_of: defaultdict[int, set[int]] = defaultdict(set)
         """Cached blocks that hold a prefix, in use or free, by the key of the prefix."""
         self._end_tokens: dict[int, int] = {}
@@ -34,13 +37,16 @@ class OptimalEviction:
         self._free: list[tuple[int, int, int, int]] = []
         """Heap of free cached blocks as (-next use, -end in tokens, block, key). Some entries are outdated."""
         self._without_prefix: list[int] = []
-        """Blocks that held no prefix when they were freed. Some may be in use again."""
+        """Blocks that held no prefix when they were freed; they are evicted first. A block that is in use or holds a
+        prefix again is dropped when its turn comes.
+        """
         self._preempted_keys: set[int] = set()
-        self._looked_at = (-1, -1)
-        """Number of the step, and number of its preemptions until then, for which `_preempted_keys` was computed."""
+        """Keys that the preempted requests in the queue can hit."""
+        self._keys_computed_at = (-1, -1)
+        """Value of (`State.num_scheduled`, `State.num_preempted`) for which `_preempted_keys` was computed."""
 
     def choose_evicted(self, engine: Engine) -> int:
-        """Return the free block whose next use is the latest."""
+        """Return the id of the free block to evict, and remove it from the candidates."""
         while self._without_prefix:
             block = self._without_prefix.pop()
             if engine.blocks[block].refs == 0 and engine.blocks[block].key == NO_KEY:
@@ -50,7 +56,7 @@ class OptimalEviction:
             use, end, block, key = heappop(self._free)
             if engine.blocks[block].refs > 0 or engine.blocks[block].key != key:
                 continue
-            if (-use, -end) != self._worth(engine, block, key):
+            if (-use, -end) != self._next_use_and_end(engine, block, key):
                 self._push(engine, block)
             elif key in awaited:
                 needed_soon.append((end, block))
@@ -67,7 +73,7 @@ class OptimalEviction:
         return block
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
-        """Add a block that has been cached: the one in entry `index` of the sequence's table in `group`."""
+        """Add the block in entry `index` of the sequence's table in `group`, which was put into the prefix cache."""
         block = engine.entries[table_of(engine, sequence, group).begin + index]
         key = engine.blocks[block].key
         self._end_tokens[block] = (index + 1) * engine.groups[group].block_size
@@ -79,14 +85,16 @@ class OptimalEviction:
         """Ignore the hit: `choose_evicted` passes over blocks that are in use."""
 
     def note_freed(self, engine: Engine, block: int) -> None:
-        """Add a block that its last table has freed."""
+        """Add a block that is in no table any longer to the candidates for eviction."""
         if engine.blocks[block].key == NO_KEY:
             self._without_prefix.append(block)
         else:
             self._push(engine, block)
 
     def _forget(self, engine: Engine, block: int, key: int) -> None:
-        """Remove an evicted block. If one other block has the same prefix, that block has a next use again."""
+        """Remove an evicted block. If exactly one other block holds the same prefix, it may have a next use from now
+        on.
+        """
         blocks = self._blocks_of[key]
         blocks.remove(block)
         if not blocks:
@@ -100,16 +108,20 @@ class OptimalEviction:
 
     def _push(self, engine: Engine, block: int) -> None:
         key = engine.blocks[block].key
-        use, end = self._worth(engine, block, key)
+        use, end = self._next_use_and_end(engine, block, key)
         heappush(self._free, (-use, -end, block, key))
 
-    def _worth(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
-        """Return the position of a block's next use in the order of admission, and the block's end in tokens."""
+    def _next_use_and_end(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
+        """Return the position of a block's next use in the order of admission, or `NEVER`, and the number of tokens up
+        to the block's end.
+        """
         use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
         return use, self._end_tokens[block]
 
     def _next_use(self, engine: Engine, key: int) -> int:
-        """Return the place, in order of admission, of the next waiting request that can hit `key`, or `NEVER`."""
+        """Return the position, in the order of admission, of the next waiting request that can hit `key`, or `NEVER`.
+        Requests that were preempted are not counted.
+        """
         if self._uses is None:
             self._uses = self._all_uses(engine)
         places = self._uses.get(key // engine.settings.num_groups)
@@ -118,7 +130,9 @@ class OptimalEviction:
         return places[-1] if places else NEVER
 
     def _all_uses(self, engine: Engine) -> dict[int, list[int]]:
-        """Return, for each key, the positions in the order of admission of the requests that can hit it, last first."""
+        """Return, by key of `Engine.prompt_keys`, the positions in the order of admission of the requests that can hit
+        the key: the last position first.
+        """
         group, uses = engine.groups[0], defaultdict(list)
         hash_tokens = group.block_size // group.hashes_per_block
         for place in reversed(range(len(self._order))):
@@ -132,8 +146,8 @@ class OptimalEviction:
 
     def _keys_of_preempted(self, engine: Engine) -> set[int]:
         state = engine.state
-        if self._looked_at != (state.num_scheduled, state.num_preempted):
-            self._looked_at = (state.num_scheduled, state.num_preempted)
+        if self._keys_computed_at != (state.num_scheduled, state.num_preempted):
+            self._keys_computed_at = (state.num_scheduled, state.num_preempted)
             self._preempted_keys = {
                 prefix_hits.key_of(engine, sequence, group, index)
                 for number in waiting_queue.in_order(engine)

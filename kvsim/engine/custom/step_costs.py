@@ -17,7 +17,9 @@ from kvsim.steptime import StepShape
 
 
 def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
-    """Return the duration in seconds of a step with the current batch and `tokens[number]` more of each sequence."""
+    """Return the duration in seconds of a step that computes the tokens already assigned in this step and, for each
+    sequence number in `tokens`, `tokens[number]` more tokens; 0 if there is nothing to compute.
+    """
     state = engine.state
     planned = {engine.batch[index]: engine.batch_tokens[index] for index in range(state.num_listed)}
     for number, num_tokens in tokens.items():
@@ -43,18 +45,22 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the number of computed tokens of a sequence, and of units that `num_tokens` more tokens need."""
+    """Return the number of tokens of a sequence that are computed, or would be hits at admission, and the number of
+    units to take from the free ones for `num_tokens` more tokens.
+    """
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
-    computed, num_held = hits(engine, sequence)
+    computed, num_held = cached_prefix(engine, sequence)
     return computed, -(-(computed + num_tokens) // unit_tokens) - num_held
 
 
-def hits(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of cached tokens of a waiting sequence, and the number of their units that are in use."""
+def cached_prefix(engine: Engine, sequence: Sequence) -> tuple[int, int]:
+    """Return the number of leading tokens of a waiting sequence that are in the prefix cache, and how many of the units
+    that hold these tokens are in a table.
+    """
     if engine.memory is CUSTOM:
-        return custom_memory.hits(engine, sequence)
+        return custom_memory.cached_prefix(engine, sequence)
     if not engine.settings.prefix_caching:
         return 0, 0
     computed = prefix_hits.find(engine, sequence)

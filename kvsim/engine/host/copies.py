@@ -24,12 +24,14 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Start the copies of a scheduled step, after the end of the stores whose blocks the step overwrites."""
+    """Start the stores of earlier steps and the loads of the step just scheduled. If the step needs a store to have
+    ended (`Job.awaited_in`), advance the host's clock to its end before the loads start.
+    """
     state, host = engine.state, engine.host
     if host.settings.is_timed:
         state.host_s += host.settings.step_s + host.settings.sequence_s * state.num_in_batch
-    # The order matters: the end of a store must be known before the host waits for it, and loads are submitted
-    # after that wait.
+    # The order matters. The host can wait for a store only if the end of the store is known. It submits loads after
+    # this wait.
     _start_stores(engine)
     _wait_for_needed_stores(engine)
     _start_loads(engine)
@@ -75,7 +77,9 @@ def _start_loads(engine: Engine) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the copies that have ended when the kernels of a step are launched: first stores, then loads."""
+    """Report the copies that have ended by the host's clock: first stores, then loads. Do nothing if the caller reports
+    the ends of copies.
+    """
     if engine.host.settings.is_timed:
         _report_ended(engine, False)
         _report_ended(engine, True)
@@ -83,7 +87,7 @@ def poll(engine: Engine) -> None:
 
 @part
 def pass_time(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if no step has an effect before
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if scheduling has no effect before
     that. A rank that takes part in the steps of other ranks does nothing: these steps advance its clock.
     """
     state, host = engine.state, engine.host
@@ -108,7 +112,7 @@ def _submit(engine: Engine, job: int) -> None:
 
 @part
 def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> None:
-    """Start a copy at `begin_s` and set the time of its end. Each block takes `block_s` seconds."""
+    """Let copy `job` start at `begin_s`, and set the time of its end. Each GPU block takes `block_s` seconds."""
     record = engine.host.jobs[job]
     record.is_on_link = True
     record.done_s = begin_s + engine.host.settings.job_s + record.num_blocks * block_s
@@ -116,7 +120,7 @@ def _put_on_link(engine: Engine, job: int, begin_s: float, block_s: float) -> No
 
 @part
 def _report_ended(engine: Engine, is_load: bool) -> None:
-    """Report the ended copies of one direction (loads if `is_load`, else stores), each once."""
+    """Report the loads (if `is_load`) or the stores that have ended and were not reported before."""
     state, host = engine.state, engine.host
     job = host.jobs[NO_JOB].next
     while job != NO_JOB:

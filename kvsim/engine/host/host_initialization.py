@@ -26,11 +26,16 @@ from kvsim.policies.settings import Eviction, PagedSettings
 _GIB, _GIGA = 1 << 30, 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _LOADS_PER_STEP = 1024
-"""Largest number of loads that may begin in one step. There is room to record only this number."""
+"""Largest number of loads that may begin in one step, because there is room to record no more."""
 
 
 def check_offload(policy: Paged, num_groups: int, shortest_prompt: int) -> None:
-    """Refuse an offload that kvsim does not simulate. The shortest prompt has `shortest_prompt` tokens."""
+    """Refuse an offload that kvsim does not simulate. `num_groups` is the number of the model's KV-cache groups, and
+    `shortest_prompt` the number of tokens of the workload's shortest prompt.
+
+    Raises:
+        UsageError: see the messages below.
+    """
     cache = policy.cache
     if not cache.kv_offloading_size:
         return
@@ -58,7 +63,8 @@ def blocks_per_slot(policy: Paged) -> int:
 
 
 def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
-    """Return the number of host blocks of `policy`. A GPU block takes `block_bytes` on each GPU.
+    """Return the number of host blocks for which `policy` has memory. A GPU block takes `block_bytes` bytes on each of
+    `num_gpus` GPUs.
 
     Raises:
         BudgetError: the host memory does not hold a single host block.
@@ -73,26 +79,32 @@ def num_slots(policy: Paged, block_bytes: int, num_gpus: int) -> int:
     return slots
 
 
-def most_loading(policy: Paged, num_units: int, size: int) -> int:
-    """Return how many of `size` sequences can load at once. Each needs the GPU blocks of one host block."""
-    return min(size, num_units // blocks_per_slot(policy))
+def most_loading(policy: Paged, num_units: int, num_requests: int) -> int:
+    """Return the largest number of requests that can load at the same time, out of `num_requests` in all. Each needs
+    the GPU blocks of at least one host block; the pool has `num_units`.
+    """
+    return min(num_requests, num_units // blocks_per_slot(policy))
 
 
-def num_places(policy: Paged, num_units: int, size: int) -> int:
-    """Return the largest number of requests with tables: running, loading, or with blocks to free late."""
-    batch = min(policy.scheduler.max_num_seqs, size)
+def most_tables(policy: Paged, num_units: int, num_requests: int) -> int:
+    """Return the largest number of requests that have tables at the same time, out of `num_requests` in all. They run,
+    load, or wait for their blocks to be freed late. The pool has `num_units` GPU blocks.
+    """
+    batch = min(policy.scheduler.max_num_seqs, num_requests)
     if not policy.cache.kv_offloading_size:
         return batch
-    return min(size, 5 * batch + most_loading(policy, num_units, size))
+    return min(num_requests, 5 * batch + most_loading(policy, num_units, num_requests))
 
 
-def rows_of_loads(policy: Policy, num_units: int, size: int, width: int, *, has_connector: bool = False) -> int:
-    """Return the largest number of memory rows that one step's loads write, with `width` entries per table."""
+def rows_of_loads(policy: Policy, num_units: int, num_requests: int, width: int, *, has_connector: bool = False) -> int:
+    """Return the largest number of memory rows that the loads of one step write; 0 without offload and connector. A
+    table has at most `width` entries.
+    """
     if has_connector:
-        return min(size, num_units, _LOADS_PER_STEP) * rows_of_table(width)
+        return min(num_requests, num_units, _LOADS_PER_STEP) * rows_of_table(width)
     if not has_offload(policy):
         return 0
-    return min(most_loading(policy, num_units, size), _LOADS_PER_STEP) * rows_of_table(width)
+    return min(most_loading(policy, num_units, num_requests), _LOADS_PER_STEP) * rows_of_table(width)
 
 
 def rows_of_table(width: int) -> int:
@@ -103,7 +115,7 @@ def rows_of_table(width: int) -> int:
 def host_tier(
     policy: Policy,
     num_units: int,
-    size: int,
+    num_requests: int,
     block_bytes: int,
     num_gpus: int,
     *,
@@ -111,10 +123,10 @@ def host_tier(
     is_timed: bool,
     compiled: bool,
 ) -> HostTier:
-    """Return the state of an engine's second tier for `size` requests; an empty tuple without offload.
+    """Return the initial records of an engine's second tier; an empty tuple if `policy` has no offload.
 
-    A block takes `block_bytes` on each GPU. With `is_timed`, the engine's clock decides when a copy ends; otherwise the
-    caller reports it.
+    The pool has `num_units` GPU blocks, each of `block_bytes` bytes on each of `num_gpus` GPUs. A block is copied in
+    one piece per layer. With `is_timed`, the engine's clock decides when a copy ends; otherwise the caller reports it.
     """
     if not has_offload(policy):
         return cast("HostTier", ())
@@ -130,7 +142,7 @@ def host_tier(
     heads: Any = blocks
     for index in range(NUM_LISTS):
         heads[index].next = heads[index].previous = index
-    most_jobs = min(slots, num_units) + most_loading(policy, num_units, size)
+    most_jobs = min(slots, num_units) + most_loading(policy, num_units, num_requests)
     return HostTier(
         settings=settings,
         state=state,
@@ -139,14 +151,16 @@ def host_tier(
         buckets=numbers(np.zeros(1 << num_records.bit_length(), np.int64), compiled=compiled),
         sources=numbers(np.zeros(slots * per_slot, np.int64), compiled=compiled),
         jobs=make(Job, most_jobs + 1, compiled=compiled),
-        sequences=make(HostSequence, size + 1, compiled=compiled),
+        sequences=make(HostSequence, num_requests + 1, compiled=compiled),
         allocated_in=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),
     )
 
 
 def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *, compiled: bool) -> HostSettings:
-    """Return the settings of the second tier, without its capacity. Blocks are copied layer by layer."""
+    """Return the settings of the second tier, except for `is_timed` and those of its size. A block is copied in one
+    piece per layer.
+    """
     settings = make_one(HostSettings, compiled=compiled)
     settings.adaptive = cache.kv_offloading_eviction is Eviction.ARC
     settings.prompt_only = cache.kv_offloading_prompt_only

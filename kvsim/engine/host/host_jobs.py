@@ -1,7 +1,7 @@
 """The copies in progress between GPU and host. A copy is a `Job` record in `HostTier.jobs`; `job` is its index.
 
-The records are linked in three ways: all copies in order of decision, copies with a known report in the order of their
-reports (`next_reported`), and free records as a stack.
+There are three linked lists of records: all copies, in the order in which they were decided; copies whose end is
+scheduled to be reported, in the order of these reports (`next_reported`); and unused records.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Add a copy of some or all of the host blocks [first, end) of a sequence; return the index of its record. The
-    caller sets `Job.num_blocks` and, for a store, `Job.first_written`.
+    """Add a load (if `is_load`) or store of some or all of the host blocks [first, end) of a sequence. Return the index
+    of its record. The caller sets `Job.num_blocks` and, for a store, `Job.first_written`.
     """
     host = engine.host
     state = host.state
@@ -41,8 +41,8 @@ def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: in
 
 @part
 def schedule_report(engine: Engine, job: int, step: int) -> None:
-    """Schedule the report of a copy's end with the output of the scheduler's call `step`, counted from 1. Calls must be
-    in ascending order of `step`.
+    """Schedule the report of a copy's end with the output of `step`: a call of the scheduler, counted from 1. `step`
+    must not be smaller than in the previous call of this function.
     """
     host = engine.host
     host.jobs[job].reported_in = step
@@ -55,8 +55,8 @@ def schedule_report(engine: Engine, job: int, step: int) -> None:
 
 @part
 def pop_reported(engine: Engine, step: int) -> int:
-    """Remove the next copy whose end is reported with the output of `step` or of an earlier one; return the index of
-    its record, or `NO_JOB` if there is none.
+    """Remove, from the list of scheduled reports, the next copy whose end is reported with the output of `step` or of
+    an earlier step. Return the index of its record, or `NO_JOB` if there is none.
     """
     state, jobs = engine.host.state, engine.host.jobs
     job = state.first_reported
@@ -68,7 +68,7 @@ def pop_reported(engine: Engine, step: int) -> int:
 
 @part
 def end(engine: Engine, job: int) -> None:
-    """Delete a copy whose end was reported. Its record can be used again."""
+    """Delete a copy whose end was reported, and make its record available for another copy."""
     host = engine.host
     linked_list.remove(host.jobs, job)
     host.sequences[host.jobs[job].sequence].num_jobs -= 1

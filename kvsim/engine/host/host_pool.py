@@ -1,8 +1,9 @@
-"""The pool of host blocks: it finds the block with a key, allocates and evicts.
+"""The pool of host blocks: finds the block that holds a prefix, by the prefix's key, allocates blocks and evicts them.
 
 A slot is the memory of one host block. A host block is being written by a store, being read by loads, or idle. Only
-idle blocks are evicted: the least recently used first, or by ARC (Megiddo and Modha, FAST 2003) with the rules of vLLM
-0.25.1. ARC also remembers the keys of evicted blocks, in records without a slot (ghosts).
+idle blocks are evicted: by LRU, or by ARC (Megiddo and Modha, FAST 2003) with the rules of vLLM 0.25.1. ARC has two
+lists: blocks used once (recency) and more often (frequency). It also remembers the keys of evicted blocks of each list,
+in records without a slot (ghosts).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _UNLISTED = -1
 @part
 def find(engine: Engine, key: int) -> int:
     """Return the host block that holds `key`, even while it is being written; `NO_HOST_BLOCK` if there is none."""
-    block = _find_also_ghosts(engine, key)
+    block = _find_with_ghosts(engine, key)
     return block if block < NUM_LISTS + engine.host.settings.num_slots else NO_HOST_BLOCK
 
 
@@ -38,14 +39,14 @@ def block_of(slot: int) -> int:
 
 @part
 def use(engine: Engine, block: int) -> None:
-    """Mark an idle host block as the most recently used. With ARC, this has no effect."""
+    """Mark a host block as the most recently used, if it is idle and LRU evicts. With ARC, do nothing; see `touch`."""
     if not engine.host.settings.adaptive and engine.host.blocks[block].readers == 0:
         _move(engine, RECENT, block)
 
 
 @part
 def hold(engine: Engine, block: int) -> None:
-    """Count one more load that reads the host block, which is not evicted before all its loads have ended."""
+    """Count one more load that reads a host block. The block is not evicted before all these loads have ended."""
     tier = engine.host
     if tier.blocks[block].readers == 0:
         if tier.settings.adaptive:
@@ -57,7 +58,9 @@ def hold(engine: Engine, block: int) -> None:
 
 @part
 def release(engine: Engine, block: int) -> None:
-    """End the store that writes the host block, or one of the loads that read it."""
+    """End the store that writes a host block, or one of the loads that read it. If no other load reads it, the block is
+    idle.
+    """
     tier = engine.host
     record = tier.blocks[block]
     record.readers = max(record.readers - 1, 0)
@@ -70,9 +73,11 @@ def release(engine: Engine, block: int) -> None:
 
 @part
 def touch(engine: Engine, key: int) -> None:
-    """Mark the host block with `key` as recently used. If ARC only remembers the key, adapt its target length."""
+    """Mark the host block that holds `key` as the most recently used; with LRU, only if it is idle. If a ghost of ARC
+    has this key, mark the ghost, and adapt the target length of the recency list. If there is neither, do nothing.
+    """
     tier = engine.host
-    block = _find_also_ghosts(engine, key)
+    block = _find_with_ghosts(engine, key)
     if block == NO_HOST_BLOCK:
         return
     record = tier.blocks[block]
@@ -89,7 +94,7 @@ def touch(engine: Engine, key: int) -> None:
 
 @part
 def spare(engine: Engine, block: int) -> None:
-    """Protect a host block from eviction until the next call of `begin_sparing`."""
+    """Protect a host block from eviction until `begin_sparing` is called next."""
     engine.host.blocks[block].spared_in = engine.host.state.num_sparings
 
 
@@ -101,11 +106,11 @@ def begin_sparing(engine: Engine) -> None:
 
 @part
 def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequent_spared: int) -> bool:
-    """Evict idle host blocks until `num_blocks` slots are free; return False, and evict nothing, if too few can be
+    """Evict idle host blocks until `num_blocks` slots are free. Return False, and evict nothing, if too few can be
     evicted.
 
-    Blocks marked by `spare` are not evicted. Of these, `num_recent_spared` are idle in the recency list, and
-    `num_frequent_spared` in the frequency list.
+    Blocks marked by `spare` are not evicted. The caller says how many idle blocks of the recency list and of the
+    frequency list are so marked.
     """
     tier = engine.host
     lack = num_blocks - tier.state.num_free
@@ -135,10 +140,12 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 
 @part
 def store(engine: Engine, key: int) -> int:
-    """Allocate a free slot to store `key`, which no host block holds yet; return the host block."""
+    """Allocate a slot, of which at least one must be free, to store `key`, which no host block holds yet. Return the
+    index of the host block.
+    """
     tier = engine.host
     state = tier.state
-    ghost = _find_also_ghosts(engine, key)
+    ghost = _find_with_ghosts(engine, key)
     if ghost != NO_HOST_BLOCK:
         _forget_ghost(engine, ghost)
     state.num_free -= 1
@@ -158,15 +165,15 @@ def store(engine: Engine, key: int) -> int:
 
 @part
 def _prefers_recent(engine: Engine, length: int) -> bool:
-    """Tell whether an idle block of the recency list, of `length` blocks, is evicted before a frequent one."""
+    """Tell whether to evict from the recency list, which has `length` blocks, rather than from the frequency list."""
     tier = engine.host
     return not tier.settings.adaptive or length >= int(tier.state.recent_target)
 
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Free the slot of the first block in list `place` that is idle and not spared. ARC remembers its key as a
-    ghost.
+    """Evict the first block in list `place` that is idle and not marked by `spare`. With ARC, add a ghost with its key
+    to the list of ghosts for `place`.
     """
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next
@@ -184,7 +191,9 @@ def _evict(engine: Engine, place: int) -> None:
 
 @part
 def _adapt(engine: Engine, place: int) -> None:
-    """Adapt the target length of the recency list when the key of a block evicted from list `place` was used again."""
+    """Adapt the target length of the recency list, because the key of a ghost in list `place` is used again: longer for
+    `RECENT_GHOSTS`, shorter for `FREQUENT_GHOSTS`.
+    """
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
     if place == RECENT_GHOSTS:
@@ -195,7 +204,9 @@ def _adapt(engine: Engine, place: int) -> None:
 
 @part
 def _remember_ghost(engine: Engine, place: int, key: int) -> None:
-    """Add the key of an evicted block to a list of ghosts, which has at most one for each slot."""
+    """Add a ghost with the key of an evicted block to list `place`. If it has as many ghosts as the pool has slots,
+    remove its first.
+    """
     tier = engine.host
     if tier.lists[place].length == tier.settings.num_slots:
         _forget_ghost(engine, tier.blocks[place].next)
@@ -221,7 +232,7 @@ def _forget_ghost(engine: Engine, ghost: int) -> None:
 
 @part
 def _enter(engine: Engine, place: int, block: int) -> None:
-    """Append a host block, or a remembered key (ghost), to list `place`, as the most recently used."""
+    """Append the record of a host block or a ghost to list `place`, as the most recently used."""
     tier = engine.host
     linked_list.insert_before(tier.blocks, place, block)
     tier.blocks[block].in_list = place
@@ -248,8 +259,8 @@ def _move(engine: Engine, place: int, block: int) -> None:
 
 
 @part
-def _find_also_ghosts(engine: Engine, key: int) -> int:
-    """Return the host block that holds `key`, or the record in which ARC remembers it; else `NO_HOST_BLOCK`."""
+def _find_with_ghosts(engine: Engine, key: int) -> int:
+    """Return the index of the record with `key`, of a host block or of a ghost; `NO_HOST_BLOCK` if there is none."""
     tier = engine.host
     block = tier.buckets[_bucket_of(engine, key)]
     while block != NO_HOST_BLOCK and tier.blocks[block].key != key:

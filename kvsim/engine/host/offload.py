@@ -3,7 +3,7 @@
 After every step, the blocks that it fills are stored, unless the host has them already. The prefix of a waiting
 sequence is looked up on the GPU first and then on the host. Blocks that only the host has are loaded into new GPU
 blocks before the sequence runs. Each copy is a `Job`, from the step that decides it to the step that reports its end.
-The clock (`copies`), an oracle or a recording decides which step reports it.
+The clock (`copies`) decides which step reports it, or the caller if it follows a real scheduler.
 
 Models have one KV-cache group, of full attention.
 """
@@ -22,7 +22,9 @@ from kvsim.engine.state import ABORTED, FINISHED, Engine, table_of
 
 @part
 def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load for a waiting sequence after the hits; `SKIP` if it has to wait."""
+    """Return the number of tokens to load from the host for a waiting sequence, after its `hit_tokens` hits on the GPU.
+    Return `SKIP` if the sequence has to wait for a copy.
+    """
     host_sequence = engine.host.sequences[sequence.number]
     host_sequence.num_stamped = 0
     if host_sequence.num_jobs > 0:
@@ -34,7 +36,9 @@ def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
 
 @part
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens: int) -> bool:
-    """Allocate blocks for the load of a waiting sequence and begin it; return False if the pool lacks the blocks."""
+    """Allocate GPU blocks for the load of a waiting sequence, and begin the load. Return False, and change nothing, if
+    the load does not fit; see `external_kv.begin_load`.
+    """
     host, loaded = engine.host, hit_tokens + load_tokens
     host_sequence = host.sequences[sequence.number]
     if not external_kv.begin_load(engine, sequence, hit_tokens, loaded):
@@ -54,7 +58,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Mark the copies for which a scheduled step has to wait, and store the blocks that the step fills."""
+    """Mark the stores for which the step just scheduled has to wait, and begin stores of the blocks that it fills."""
     state, host = engine.state, engine.host
     for index in range(state.num_in_batch):
         _record_allocations(engine, engine.sequences[engine.batch[index]])
@@ -73,7 +77,9 @@ def end_step(engine: Engine) -> None:
 
 @part
 def end_job(engine: Engine, job: int) -> None:
-    """End a copy that was reported: stored host blocks become readable, and loaded host blocks may be evicted again."""
+    """End a copy whose end was reported. Host blocks that a store has written can be read from now on. Host blocks that
+    a load has read may be evicted again if no other load reads them.
+    """
     host, record = engine.host, engine.host.jobs[job]
     if record.is_load:
         sequence = engine.sequences[record.sequence]
@@ -113,14 +119,17 @@ def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: 
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the key of the full host block at `index` of a sequence, which is the key of its last GPU block."""
+    """Return the key of the full host block at `index` among those of a sequence: the key of the last GPU block that it
+    holds.
+    """
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 
 @part
 def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
-    """Return the number of tokens to load after the first `hit_tokens`, up to the end of a host block. Return `SKIP`
-    while a store writes one of the host blocks or, with prefix caching, while another load reads one.
+    """Return the number of tokens to load after the first `hit_tokens`, up to the end of a host block; 0 if they are
+    fewer than a host block has. Return `SKIP` while a store writes one of the host blocks or, with prefix caching,
+    while another load reads one.
     """
     slot_tokens = engine.host.settings.slot_tokens
     most = sequence.num_tokens // slot_tokens
@@ -147,14 +156,16 @@ def _num_tokens_to_load(engine: Engine, sequence: Sequence, hit_tokens: int) -> 
 
 @part
 def _touch(engine: Engine, sequence: Sequence) -> None:
-    """Mark all full host blocks of a sequence as recently used, the last block first."""
+    """Mark the host blocks that hold a sequence's full blocks as recently used, the last one first."""
     for index in range(sequence.num_tokens // engine.host.settings.slot_tokens - 1, -1, -1):
         host_pool.touch(engine, key_of(engine, sequence, index))
 
 
 @part
 def _record_allocations(engine: Engine, sequence: Sequence) -> None:
-    """Write the current scheduler call to `HostTier.allocated_in` for the blocks allocated to a sequence."""
+    """Write the number of the current scheduler call to `HostTier.allocated_in`, for the GPU blocks at the end of a
+    sequence's table for which it was not written yet.
+    """
     host_sequence, table = engine.host.sequences[sequence.number], table_of(engine, sequence, 0)
     for entry in range(table.begin + host_sequence.num_stamped, table.begin + table.num_blocks):
         engine.host.allocated_in[engine.entries[entry]] = engine.state.num_scheduled
@@ -163,7 +174,9 @@ def _record_allocations(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _must_wait_for(engine: Engine, job: int) -> bool:
-    """Tell whether this step preempts the sequence of a store, or allocates blocks that the store reads."""
+    """Tell whether the step just scheduled has to wait for copy `job`: a store whose sequence it preempts, or a store
+    of an ended sequence from whose GPU blocks it allocates one. It waits for no load.
+    """
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
         return False
@@ -183,14 +196,16 @@ def _must_wait_for(engine: Engine, job: int) -> bool:
 
 @part
 def _store(engine: Engine, sequence: Sequence) -> None:
-    """Store the host blocks that this step completes and the host lacks. Without room, a later step retries."""
+    """Begin a store of the full host blocks of a sequence that were not stored yet and that the host lacks. If the host
+    has too little room, do nothing; a later step tries again.
+    """
     state, host = engine.state, engine.host
     host_sequence = host.sequences[sequence.number]
     num_tokens = min(sequence.computed, sequence.num_tokens)
     if host.settings.prompt_only:
         num_tokens = min(num_tokens, sequence.prompt_tokens)
     begin, end = host_sequence.stored, num_tokens // host.settings.slot_tokens
-    num_new = _num_to_store(engine, sequence, begin, end)
+    num_new = _make_room_for(engine, sequence, begin, end)
     if num_new < 0:  # no room
         return
     host_sequence.stored = end
@@ -208,8 +223,10 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
-    """Make room for the host blocks in [begin, end) that the host lacks; return their number, -1 without room."""
+def _make_room_for(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
+    """Make room for those of a sequence's host blocks [begin, end) that the host lacks. Return their number, or -1 if
+    too few others can be evicted.
+    """
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)
     for index in range(begin, end):
@@ -226,8 +243,8 @@ def _num_to_store(engine: Engine, sequence: Sequence, begin: int, end: int) -> i
 
 @part
 def _write(engine: Engine, sequence: Sequence, index: int, job: int, last: int) -> int:
-    """Add the host block at `index` of a sequence to a store; return the block. `last` is the block that was added to
-    the store before; `NO_HOST_BLOCK` for none.
+    """Allocate a host block for a sequence's block at `index` (counted in host blocks), and add it to store `job`.
+    Return the host block. `last` is the host block added to the store before it, or `NO_HOST_BLOCK` if it is the first.
     """
     host, size = engine.host, engine.host.settings.blocks_per_slot
     block = host_pool.store(engine, key_of(engine, sequence, index))

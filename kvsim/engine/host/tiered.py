@@ -3,9 +3,10 @@
 It differs from the paged pool in three ways:
 
 - A waiting sequence may load blocks from the host before it is admitted. During the load, other sequences are admitted.
-- With asynchronous scheduling, blocks become free only when the outputs of all earlier steps are processed. So a
-  preempted sequence frees no block for the step that preempts it.
-- The end of a copy is reported with the output of a step. Until that report, the blocks of the copy stay in use.
+- With asynchronous scheduling, a sequence's blocks become free only when the outputs of its earlier steps are
+  processed. So a sequence that is preempted frees no block for the step that preempts it.
+- The end of a copy is reported with the output of a step. Until this report, loaded GPU blocks are not read, and host
+  blocks of the copy are not evicted.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from kvsim.engine.state import LOADING, Engine, table_of
 
 @part
 def use_load(engine: Engine, sequence: Sequence) -> bool:
-    """Put the blocks that a waiting sequence has loaded into the prefix cache; return False while it loads."""
+    """Return False while the KV of a waiting sequence is being loaded. Once the load has ended, put the loaded blocks
+    into the prefix cache.
+    """
     if sequence.status != LOADING:
         return True
     if engine.host.sequences[sequence.number].num_jobs > 0:
@@ -35,10 +38,11 @@ def use_load(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence that need not be computed. If the host has more tokens,
-    begin a load.
+    """Return the number of leading tokens of a waiting sequence that need not be computed. If the host has more of its
+    tokens, begin to load them.
 
-    Return `SKIP` if the sequence has to wait for copies, and `STOP` if the pool lacks the blocks for a load.
+    Return `SKIP` if the sequence has to wait for a copy, such as the load just begun. Return `STOP` if the load does
+    not fit into the pool.
     """
     if sequence.num_units > 0:  # the sequence was loaded
         return sequence.computed
@@ -51,7 +55,9 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence: at once, or later if steps in flight or a load still write to them."""
+    """Free all GPU blocks of a sequence. If a load still writes to them, they are freed once its end is reported. If
+    steps in flight do, they are freed once the outputs of these steps are processed.
+    """
     host = engine.host
     external_kv.end_prefilling(engine, sequence)
     if sequence.status == LOADING and host.sequences[sequence.number].num_jobs > 0:
@@ -68,15 +74,17 @@ def awaits_transfers(engine: Engine) -> bool:
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Store the blocks that the scheduled step fills, and end the reservations for prompts that the step completes."""
+    """Begin stores of the blocks that the step just scheduled fills. Cancel the reservations of blocks for prompts that
+    the step completes.
+    """
     state = engine.state
-    external_kv.begin_step(engine, state.num_in_batch + state.num_preempted + state.num_swapped_in > 0)
+    external_kv.record_step(engine, state.num_in_batch + state.num_preempted + state.num_swapped_in > 0)
     offload.end_step(engine)
 
 
 @part
 def after_update(engine: Engine) -> None:
-    """End the copies that are reported with the output that was just processed."""
+    """End the copies whose end is reported with the output just processed."""
     while True:
         job = host_jobs.pop_reported(engine, engine.external.state.num_updates)
         if job == NO_JOB:

@@ -1,1 +1,1 @@
-"""The engine as machine code: numba's types for it, linking of its functions, and object files on disk."""
+"""Compilation of the engine to machine code: numba's types for its records, linking, and object files on disk."""

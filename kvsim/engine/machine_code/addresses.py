@@ -18,7 +18,7 @@ from kvsim.engine.engine_settings import Settings, constants_of
 
 
 @dataclass(frozen=True, slots=True)
-class One:
+class SingleRecord:
     """Type of a single record, in the layout of an engine."""
 
     dtype: np.dtype[Any]
@@ -26,11 +26,11 @@ class One:
     """Names and values of the fields that are compiled as constants."""
 
 
-Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | One | Any | Layout], ...]"
-"""Names and types of the fields of an engine, in order.
+Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | SingleRecord | Any | Layout], ...]"
+"""(name, type) of each field of an engine, in order.
 
-An array has its dtype as its type, a single record a `One`, a nested named tuple its layout. A record of functions is
-its own type, because compiled code depends on the functions.
+The type of an array is its dtype, that of a single record a `SingleRecord`, and that of a nested named tuple the layout
+of this tuple. For a record of functions, the record itself is the type, because compiled code depends on the functions.
 """
 
 
@@ -43,12 +43,14 @@ def _part_of(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype
     if isinstance(value, np.void):
-        return One(value.dtype, constants_of(value) if value.dtype == dtype_of(Settings) else ())
+        return SingleRecord(value.dtype, constants_of(value) if value.dtype == dtype_of(Settings) else ())
     return layout_of(value) if hasattr(value, "_fields") else value
 
 
 def addresses_of(engine: Any) -> npt.NDArray[np.int64]:
-    """Return the table of addresses of an engine: address and length of arrays, address of single records."""
+    """Return the table of addresses of an engine: for each field, in order, the address and the length of an array, or
+    the address of a single record. Fields of nested named tuples are included; records of functions have no entry.
+    """
     return np.array(_words_of(engine), np.int64)
 
 

@@ -58,8 +58,10 @@ def has_numba() -> bool:
 
 
 class MachineCode:
-    """Machine code of an entry point, which Python calls like the entry point itself. Machine code is stored on disk.
-    The file name has a hash of the Python files in the folders `sources`, which must contain all parts.
+    """Machine code of an entry point, the one function that Python calls. Machine code is stored on disk.
+
+    Python calls an instance with the arguments of the entry point: an engine, an action and a number. `sources` are the
+    folders with the Python files of all parts; a hash of these files is in the name of the machine code's file.
     """
 
     def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
@@ -69,15 +71,17 @@ class MachineCode:
         self._call: Callable[[int, int, float], int] = lambda *_: 0
 
     def __call__(self, engine: Any, action: int, argument: float) -> int:
-        """Run the entry point: `function(engine, action, argument)`. A new engine may need compilation."""
+        """Run the entry point on `engine`. If there is no machine code for the engine's layout, compile it first."""
         if engine is not self._engine:
             self._call = _ready(self._function, self._sources, layout_of(engine))
             self._engine, self._addresses = engine, addresses_of(engine)
         return self._call(self._addresses.ctypes.data, action, argument)
 
 
-def is_at_hand(memory: object, sources: Sequence[Path]) -> bool:
-    """Tell whether machine code for the kind of memory `memory` is on disk. Loading such code takes less than 0.1 s."""
+def is_on_disk(memory: object, sources: Sequence[Path]) -> bool:
+    """Tell whether machine code for `memory`, a `MemoryManager`, is on disk. Loading such code takes less than 0.1 s.
+    The code may be for another layout of the engine.
+    """
     with suppress(ImportError, OSError):
         pattern = f"*{_stem(memory, tuple(sources))}-*"
         return any(any(folder.glob(pattern)) for folder in _folders())
@@ -103,7 +107,9 @@ def _ready(function: EntryPoint, sources: tuple[Path, ...], layout: Layout) -> C
 
 
 def _remove_outdated(name: str) -> None:
-    """Remove files beside the sources that differ from the current file's `name` only in the sources' hash."""
+    """Remove the files beside the sources that hold machine code of earlier sources for the same entry point, processor
+    and kind of memory as the file `name`.
+    """
     function, _, *rest = name.split("-")
     for folder in _folders()[:1]:
         for file in folder.glob("-".join((function, "*", *rest[:2], "*.o"))):
@@ -128,14 +134,16 @@ def _folders() -> list[Path]:
 
 
 def part_options() -> dict[str, Any]:
-    """Return the options of numba with which parts are compiled."""
+    """Return numba's options for compiling parts, with the compiler of `numba_linking` if it knows numba's release."""
     from kvsim.engine.machine_code import numba_linking  # noqa: PLC0415  as above
 
     return _OPTIONS | ({"pipeline_class": numba_linking.PartCompiler} if numba_linking.is_known() else {})
 
 
 def entry_options() -> dict[str, Any]:
-    """Return the options of numba with which the entry point is compiled."""
+    """Return numba's options for compiling the entry point, with the compiler of `numba_linking` if it knows numba's
+    release.
+    """
     from kvsim.engine.machine_code import numba_linking  # noqa: PLC0415  as above
 
     known = {"pipeline_class": numba_linking.EntryCompiler} if numba_linking.is_known() else {}
@@ -154,7 +162,7 @@ def _register_parts() -> None:
 
 
 def without_asserts(function: Function) -> Function:
-    """Return `function` without its asserts, because machine code cannot raise exceptions."""
+    """Return a copy of `function` without its asserts, because machine code cannot raise exceptions."""
     code = _codes(function.__code__.co_filename)[function.__qualname__, function.__code__.co_firstlineno]
     made: Any = FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
     return made  # type: ignore[no-any-return]
@@ -188,7 +196,9 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Pause Python's garbage collector: nearly all objects that a compiler creates live until it ends."""
+    """Pause Python's garbage collector. It would find little: nearly all objects of a compilation are used until its
+    end.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -48,18 +48,20 @@ class PartLibrary(JITCodeLibrary):
         CodeLibrary.__init__(self, codegen, name)
         self._linking_libraries: list[JITCodeLibrary] = []
         self.texts: list[str] = []
-        """LLVM assembly of the part."""
+        """LLVM assembly of the part, one text for each module that numba makes for it."""
 
     def add_ir_module(self, ir_module: Any) -> None:
-        """Store LLVM code of the part."""
+        """Keep the assembly of a module of the part. numba's own method optimises the module instead."""
         self.texts.append(str(ir_module))
 
     def finalize(self) -> None:
-        """Finish without machine code. `EntryLibrary` optimises the part, and `object_code` generates machine code."""
+        """Mark the part as complete. Unlike numba's own method, generate no machine code: `EntryLibrary` optimises the
+        part, and `object_code` generates machine code.
+        """
         self._finalized = True
 
     def all_called(self) -> list[JITCodeLibrary]:
-        """Return this library and all libraries that it calls, directly or indirectly."""
+        """Return this library and all libraries whose functions it calls, directly or through other parts."""
         found: dict[JITCodeLibrary, None] = {}
         left: list[JITCodeLibrary] = [self]
         while left:
@@ -71,10 +73,12 @@ class PartLibrary(JITCodeLibrary):
 
 
 class EntryLibrary(PartLibrary):
-    """LLVM code of the entry point, which Python calls, together with all parts."""
+    """LLVM code of the entry point and of all parts that it calls. The entry point is the one function that Python
+    calls.
+    """
 
     def finalize(self) -> None:
-        """Link all parts with the entry point and optimise them together. The caller generates machine code later."""
+        """Link the entry point with the parts and optimise them together. `object_code` makes machine code of it."""
         module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
         for library in self.all_called():
             if isinstance(library, PartLibrary):
@@ -98,7 +102,7 @@ class PartLower(Lower):
     """numba's translation of a function to LLVM code, reduced to the features that parts use."""
 
     def lower_binop(self, resty: Any, expr: Any, op: Any) -> Any:
-        """Translate a binary operation by its inferred signature; numba's case for constants is left out."""
+        """Translate a binary operation by its inferred signature, without numba's special case for constants."""
         context, signature = self.context, self.fndesc.calltypes[expr]
         operands = [
             context.cast(self.builder, self.loadvar(each.name), self.typeof(each.name), kind)
@@ -111,7 +115,7 @@ class PartLower(Lower):
         return context.cast(self.builder, implementation(self.builder, operands), signature.return_type, resty)
 
     def alloca_lltype(self, name: str, lltype: Any, datamodel: Any = None) -> Any:  # noqa: ARG002  for debuggers
-        """Allocate a variable. Debug information is left out."""
+        """Allocate a variable, without information for debuggers."""
         return cgutils.alloca_once(self.builder, lltype, name=name, zfill=False)
 
 
@@ -129,7 +133,7 @@ class PartLowering(BaseNativeLowering):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class OfferToCallers(LoweringPass):
-    """Pass of the compiler that lets other parts call the part that was just translated."""
+    """Pass of the compiler that makes the part just translated callable by other parts."""
 
     _name = "offer_to_callers"
 
@@ -137,7 +141,9 @@ class OfferToCallers(LoweringPass):
         LoweringPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Register the part under a key of its own, because it has no address of machine code."""
+        """Register the part with numba under a key made for it, because it has no machine code whose address could be
+        the key. Return True: the state has changed.
+        """
         lowered, library = state["cr"], state.library
         name = lowered.fndesc.qualname
         key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, name, 0, lowered.env, (library,))
@@ -158,7 +164,9 @@ class OmitFeatures(FunctionPass):
         FunctionPass.__init__(self)
 
     def run_pass(self, state: Any) -> bool:
-        """Replace each read of a constant setting of the engine, the first argument, by the setting's value."""
+        """Replace each read of a constant setting by the setting's value, if the first argument is an engine with such
+        settings. Then remove the branches that are never taken. Return True if the argument is such an engine.
+        """
         constants = getattr(state.args[0], "constants", None)
         if not constants:
             return False
@@ -172,8 +180,9 @@ class OmitFeatures(FunctionPass):
         return True
 
     def _path_of(self, function: Any, value: Any) -> tuple[Any, ...]:
-        """Return the attributes that `value` reads, as a path from an argument of the part; an empty tuple if it reads
-        none. The path of `engine.settings.x` is (0, "settings", "x") if the engine is argument 0.
+        """Return the path of `value`: the index of an argument of the part, and the attributes read from it. Return an
+        empty tuple if `value` is no such read. The path of `engine.settings.x` is (0, "settings", "x") if the engine is
+        the first argument.
         """
         if isinstance(value, ir.Arg):
             return (value.index,)
@@ -204,13 +213,15 @@ class PartCompiler(CompilerBase):
 
 
 class EntryCompiler(PartCompiler):
-    """Compiler of the entry point, which Python calls."""
+    """Compiler that translates the entry point, and links it with the parts."""
 
     library = EntryLibrary
 
 
 class Remembering:
-    """Typing context of numba that caches results: among thousands of queries, only a few hundred are distinct."""
+    """A wrapper of a typing context of numba that caches the types it finds. A compilation asks for types thousands of
+    times, but only a few hundred of these queries differ.
+    """
 
     _made: ClassVar[dict[Any, Remembering]] = {}
 
@@ -223,7 +234,7 @@ class Remembering:
 
     @classmethod
     def of(cls, context: Any) -> Remembering:
-        """Return the one instance that wraps `context`, or `context` itself if it is an instance."""
+        """Return the wrapper of `context`, always the same one; `context` itself if it is a wrapper."""
         if isinstance(context, cls):
             return context
         return cls._made.setdefault(context, cls(context))

@@ -1,8 +1,9 @@
 """The numba types of an engine and its records, with which numba compiles `records[index].field`.
 
-An engine has some thirty arrays. As numba arrays, they would be two hundred arguments in every call of a part. So an
-engine is passed as one pointer to a table with the address and the length of each array (see `addresses`). The table
-does not change while compiled code runs. Loads from it are marked as invariant, so that LLVM reads each address once.
+An engine has some thirty arrays. Passed as numba arrays, they would be two hundred arguments in every call of a part.
+So an engine is passed as one pointer to a table with the address and the length of each array (see `addresses`). The
+table does not change while compiled code runs. Loads from it are marked as invariant, so that LLVM may read an address
+only once.
 
 A record of functions, such as a kind of memory, has its own type. Its functions are known at compile time, so calls of
 these functions are direct calls.
@@ -33,7 +34,7 @@ from numba.extending import (
     types,
 )
 
-from kvsim.engine.machine_code.addresses import Layout, One
+from kvsim.engine.machine_code.addresses import Layout, SingleRecord
 
 _POINTER = ir.IntType(8).as_pointer()
 _TABLE = _POINTER.as_pointer()
@@ -42,8 +43,8 @@ Fields: TypeAlias = "tuple[tuple[str, RecordsType | EngineType | types.Type], ..
 
 
 class RecordType(types.Type):
-    """numba type of one record, which is passed by its address. Integers have 32 or 64 bits in memory, and 64 bits when
-    read. `constants` are fields whose values are known when code is compiled.
+    """numba type of one record, which is passed by its address. Its integers may have fewer than 64 bits in memory;
+    reading one gives 64 bits. `constants` has the fields whose values are known when code is compiled, and the values.
     """
 
     def __init__(self, dtype: np.dtype[Any], constants: tuple[tuple[str, int], ...] = ()) -> None:
@@ -87,7 +88,7 @@ class EngineType(types.Type):
         super().__init__(f"Engine_{_digest(str(fields))}")
 
     def word_of(self, name: str) -> int:
-        """Return the index, in the table of addresses, of the first word of field `name`."""
+        """Return the index of the first entry for field `name` in the table of addresses."""
         words = 0
         for field, kind in self.fields:
             if field == name:
@@ -103,7 +104,7 @@ def engine_type(layout: Layout) -> EngineType:
     for name, kind in layout:
         if isinstance(kind, np.dtype):
             fields.append((name, RecordsType(kind)))
-        elif isinstance(kind, One):
+        elif isinstance(kind, SingleRecord):
             fields.append((name, RecordType(kind.dtype, kind.constants)))
         elif isinstance(kind, tuple):
             fields.append((name, engine_type(kind)))
@@ -113,8 +114,8 @@ def engine_type(layout: Layout) -> EngineType:
 
 
 def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str, str]:
-    """Compile `function`, which takes an engine, an action and a number; return LLVM code, and the name of the function
-    there. Its declaration in C is `int64_t name(void **addresses, int64_t action, double argument)`.
+    """Compile `function`, which takes an engine, an action and a number. Return (LLVM assembly, name of the function in
+    it). The declaration of this function in C is `int64_t name(void **addresses, int64_t action, double argument)`.
     """
     engine = engine_type(layout)
 
@@ -285,7 +286,9 @@ def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field:
 
 
 def _alias_metadata(builder: Any, field: str) -> Any:
-    """Return metadata for LLVM's type-based alias analysis: a write to one field changes no field of another name."""
+    """Return metadata for LLVM's type-based alias analysis: a write to `field`, which has the name of its record,
+    changes no field of another name.
+    """
     module, zero_offset = builder.module, ir.IntType(64)(0)
     kind = module.add_metadata([field, module.add_metadata(["kvsim"]), zero_offset])
     return module.add_metadata([kind, kind, zero_offset])

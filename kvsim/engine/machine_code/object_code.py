@@ -1,7 +1,7 @@
 """Machine code of the engine on disk: later runs load it in less than 0.1 s, without numba.
 
-A file holds one function with C calling conventions, for one type of processor. It begins with a header, one line of
-JSON. A damaged file is treated as missing, so that the function is compiled again.
+A file holds one function with C calling conventions, for one type of processor. It begins with a header, which is one
+line of JSON. If a file is damaged, the function is compiled again.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ class ObjectCode(NamedTuple):
 
 @cache
 def target() -> str:
-    """Return a text for the processor and the version of llvmlite. Machine code is valid only for this text."""
+    """Return an identifier of this processor and of llvmlite's version. Machine code is valid only if both are the
+    same.
+    """
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 
 
 def translate(code: str, name: str) -> ObjectCode:
-    """Return machine code for this processor of the function `name` in `code`, optimised LLVM assembly."""
+    """Generate machine code for this processor from `code`, optimised LLVM assembly with the function `name`."""
     module = llvm.parse_assembly(code)
     declared = [each.name for each in (*module.functions, *module.global_variables) if each.is_declaration]
     missing = [name for name in declared if name.startswith(("numba_", "NRT_")) and name not in _NEVER_CALLED]
@@ -59,7 +61,9 @@ def translate(code: str, name: str) -> ObjectCode:
 
 
 def load(code: ObjectCode) -> Callable[[int, int, float], int]:
-    """Load machine code into memory; return it as a function of an address, an integer and a float."""
+    """Load machine code into memory. Return a function of the table of addresses (as its address), an action and an
+    argument, which runs the code.
+    """
     abort = ctypes.cast(ctypes.pythonapi.Py_FatalError, ctypes.c_void_p).value
     for name in _NEVER_CALLED.intersection(code.declared):
         if llvm.address_of_symbol(name) is None:

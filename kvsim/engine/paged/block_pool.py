@@ -1,8 +1,9 @@
 """The block pool of a paged KV cache: block ids, reference counts and the free queue, in vLLM's order.
 
 Block 0 is the null block. It is never allocated, and its record marks both ends of the free queue. Freed blocks go to
-the tail of the queue, so the least recently freed one is allocated first. In some groups, freed blocks without a prefix
-go to the head instead. `prefix_cache` finds blocks by prefix, and `kv_cache` keeps the block tables of sequences.
+the tail of the queue, so the least recently freed one is allocated first. In KV-cache groups with `Group.reuses_first`,
+which depends on vLLM's release, freed blocks without a prefix go to the head instead. `prefix_cache` finds blocks by
+prefix, and `kv_cache` keeps the block tables of sequences.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ NULL_BLOCK = HEAD
 
 @part
 def allocate(engine: Engine) -> tuple[int, bool]:
-    """Allocate a free block; return the block, and True if it held a cached prefix. At least one block must be free.
-    The block is the head of the free queue. If the head holds a prefix, the eviction rule chooses the block instead.
+    """Allocate the head of the free queue, which must not be empty. If the head holds a cached prefix, the eviction
+    rule chooses the block instead. Return (block id, True if the block held a prefix, which is now evicted).
     """
     state, block = engine.state, engine.blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
@@ -41,13 +42,15 @@ def allocate(engine: Engine) -> tuple[int, bool]:
 
 @part
 def least_recently_freed(engine: Engine) -> int:
-    """Return the block at the head of the free queue."""
+    """Return the id of the block at the head of the free queue: vLLM's eviction rule."""
     return engine.blocks[NULL_BLOCK].next
 
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Add a reference to a cached block and take it out of the free queue; tell whether another table contains it."""
+    """Add a reference to a cached block. Return True if a table contained the block before this call; otherwise it was
+    free, and leaves the free queue.
+    """
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)
@@ -59,12 +62,11 @@ def touch(engine: Engine, block: int) -> bool:
 
 @part
 def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
-    """Remove one reference from each block in `Engine.entries[begin:end]`, null blocks aside; return the number of
-    these blocks that other tables still contain.
+    """Remove one reference from each block in `Engine.entries[begin:end]`, except null blocks. Return the number of
+    these blocks that are still in a table.
 
-    Blocks without references go to the tail of the free queue, the last block of the table first. With `reuses_first`,
-    only those that a prefix can hit do so; the others go to the head, and the last block of the table is then taken
-    first.
+    Blocks without references go to the tail of the free queue, from the last entry to the first. With `reuses_first`,
+    blocks that hold no prefix go to the head instead, so that the block of the last entry is allocated first.
     """
     state, blocks, entries = engine.state, engine.blocks, engine.entries
     num_shared = 0
@@ -75,7 +77,7 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
         assert blocks[block].refs > 0, "a block is freed that no table holds"
         blocks[block].refs -= 1
         num_shared += blocks[block].refs > 0
-        if blocks[block].refs == 0 and (not reuses_first or _is_reused_last(engine, block)):
+        if blocks[block].refs == 0 and (not reuses_first or _goes_to_tail(engine, block)):
             linked_list.push_back(blocks, block)
             state.num_free += 1
             if blocks[block].key != NO_KEY:
@@ -86,14 +88,16 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
     # Pushed to the head in reverse order of freeing, so that the block freed first (the last entry) is taken first.
     for index in range(begin, end):
         block = entries[index]
-        if block != NULL_BLOCK and blocks[block].refs == 0 and not _is_reused_last(engine, block):
+        if block != NULL_BLOCK and blocks[block].refs == 0 and not _goes_to_tail(engine, block):
             linked_list.push_front(blocks, block)
             state.num_free += 1
     return num_shared
 
 
 @part
-def _is_reused_last(engine: Engine, block: int) -> bool:
-    """Tell whether a freed block goes to the tail of the free queue: it holds a prefix, or a prompt's last hash."""
+def _goes_to_tail(engine: Engine, block: int) -> bool:
+    """Tell whether a freed block goes to the tail of the free queue even with `reuses_first`: it holds a cached prefix,
+    or it is a partly full block in which the last full hash of a prompt ends (`HAS_TAIL`).
+    """
     record = engine.blocks[block]
     return record.key != NO_KEY or (engine.settings.marks_tails and record.cached_in == HAS_TAIL)

@@ -1,9 +1,9 @@
 """Loads between steps, and blocks that are freed late: rules for both host memory and KV connectors.
 
-A load allocates all its blocks when it begins, and its sequence is skipped until the load has ended. To prevent
-deadlock, a load begins only if the pool also has room for the rest of all unfinished prompts. A transfer might
-overwrite blocks to which a step in flight still writes. So these blocks are freed only when the output of this step is
-processed.
+All blocks of a load are allocated when it begins, and its sequence is skipped until the load has ended. To prevent
+deadlock, a load begins only if the pool also has room for the rest of all unfinished prompts. If blocks to which a step
+in flight still writes were freed, a transfer might overwrite them. So these blocks are freed only when the output of
+this step is processed.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from kvsim.engine.paged import groups, kv_cache
 from kvsim.engine.records import LOADS_UNRECORDED, Sequence
 from kvsim.engine.state import LOADING, PREEMPTED, WAITING, Engine, table_of
 
-_SETTLED_CALLS = 2
-"""Number of latest calls of the scheduler without effect after which only the end of a transfer can change anything."""
+_ENOUGH_IDLE_CALLS = 2
+"""Number of consecutive calls of the scheduler without effect after which no further call has an effect, until a
+transfer ends or a request arrives.
+"""
 
 
 @part
 def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int) -> bool:
     """Allocate blocks for the first `loaded` tokens of a waiting sequence, and mark the sequence as loading.
 
-    Its first `hit_tokens` tokens are in the prefix cache. Return False, and change nothing, if the pool lacks the
-    blocks, or if there is no room to record them.
+    Its first `hit_tokens` tokens are in the prefix cache. Return False, and allocate nothing, if too few blocks are
+    free, or if there is no room to record the load.
     """
     settings, state = engine.settings, engine.state
     if sequence.num_units == 0:
@@ -50,7 +52,9 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, loaded: int)
 
 @part
 def end_load(engine: Engine, sequence: Sequence) -> None:
-    """Put the blocks that a sequence has loaded into the prefix cache. Its last token is computed in any case."""
+    """Put the blocks that a sequence has loaded into the prefix cache. If all of its tokens were loaded, count the last
+    one as not computed, because a step must compute it to yield an output token.
+    """
     kv_cache.cache_blocks(engine, sequence, sequence.computed)
     if sequence.computed == sequence.num_tokens:
         sequence.computed -= 1
@@ -59,13 +63,15 @@ def end_load(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def wait_again(sequence: Sequence) -> None:
-    """Set the status of a sequence whose load has ended: preempted if it was so before, else waiting."""
+    """Set the status of a sequence whose load has ended: `PREEMPTED` if it was ever preempted, else `WAITING`."""
     sequence.status = PREEMPTED if sequence.preemptions > 0 else WAITING
 
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for `num_tokens` tokens of a waiting sequence. If its KV was loaded, it has a table already."""
+    """Allocate blocks for the `num_tokens` tokens of a waiting sequence after its first `computed`. Return False if the
+    pool has too little room. If KV was loaded for the sequence, it already has a table, which is extended.
+    """
     if sequence.num_units == 0:
         fits = kv_cache.admit(engine, sequence, computed, num_tokens)
     else:
@@ -78,9 +84,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 
 @part
-def begin_step(engine: Engine, has_effect: bool) -> None:
-    """Record the step in each sequence of the batch, and end the reservations of the prompts that the step completes.
-    `has_effect` is True if this call of the scheduler changed anything.
+def record_step(engine: Engine, has_effect: bool) -> None:
+    """Record the number of the step just scheduled in each of its sequences. Cancel the reservations of blocks for
+    prompts that the step completes. `has_effect` is True if this call of the scheduler changed anything.
     """
     state, external = engine.state, engine.external
     launched = engine.launched[state.next_launched]
@@ -97,7 +103,9 @@ def begin_step(engine: Engine, has_effect: bool) -> None:
 
 @part
 def before_update(engine: Engine, place: int) -> None:
-    """Free the blocks that wait only for the oldest step in flight. `place` is its index in `Engine.launched`."""
+    """Free the blocks that were kept until the output of the oldest step in flight. `place` is the index of this step
+    in `Engine.launched`.
+    """
     external, num_freed = engine.external, 0
     state = external.state
     state.num_updates += 1
@@ -119,7 +127,9 @@ def before_update(engine: Engine, place: int) -> None:
 
 @part
 def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
-    """Tell whether the blocks of a sequence would become free at once, without waiting for steps in flight."""
+    """Tell whether freeing the blocks of a sequence would make them free at once, because no step in flight computes
+    its tokens or because this engine does not wait for such steps.
+    """
     settings, external = engine.settings, engine.external
     is_idle = external.sequences[sequence.number].last_step <= external.state.num_steps_processed
     return is_idle or not settings.frees_late or settings.most_in_flight == 1
@@ -127,7 +137,9 @@ def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> bool:
-    """Free the blocks of a sequence, if it has any. Return False if they become free only after steps in flight."""
+    """Free the blocks of a sequence, if it has any. Return False if they stay in use until the outputs of steps in
+    flight are processed, else True.
+    """
     if sequence.num_units == 0:
         return True
     sequence.num_units = 0  # the sequence has no table from here on, even if its blocks are freed later
@@ -146,8 +158,8 @@ def free(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def is_settled(engine: Engine) -> bool:
-    """Tell whether calls of the scheduler have no effect until a transfer ends or a request arrives."""
-    return engine.external.state.num_idle_calls >= _SETTLED_CALLS
+    """Tell whether further calls of the scheduler have no effect until a transfer ends or a request arrives."""
+    return engine.external.state.num_idle_calls >= _ENOUGH_IDLE_CALLS
 
 
 @part
@@ -167,8 +179,9 @@ def end_prefilling(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def num_reserved(engine: Engine) -> int:
-    """Return the number of blocks that are reserved for the rest of all unfinished prompts. Some releases also reserve
-    blocks for the drafts of these sequences, and for the drafts of one more sequence.
+    """Return the number of blocks that are reserved for the rest of all unfinished prompts. If
+    `Settings.reserved_draft_tokens` is not 0, add blocks for this number of drafts of each of these sequences, and of
+    one more.
     """
     external, settings = engine.external, engine.settings
     draft_tokens, block_size = settings.reserved_draft_tokens, settings.unit_tokens
@@ -183,7 +196,7 @@ def num_reserved(engine: Engine) -> int:
 
 @part
 def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
-    """Reserve blocks for the rest of a sequence's prompt, until `end_prefilling` is called."""
+    """Reserve blocks for the rest of a sequence's prompt until `end_prefilling` is called for it, if none are yet."""
     external = engine.external
     record = external.sequences[sequence.number]
     if record.prefilling_place == 0:
@@ -199,6 +212,8 @@ def _num_missing(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _fits(engine: Engine, whole: int, needed: int) -> bool:
-    """Tell whether `needed` blocks can be allocated; with `reserve_full_prompt`, `whole` blocks must be free, too."""
+    """Tell whether enough blocks are free to allocate `needed` blocks to a waiting sequence. With
+    `reserve_full_prompt`, at least `whole` blocks must be free, enough for all tokens of the sequence.
+    """
     free_blocks = kv_cache.num_admissible(engine)
     return needed <= free_blocks and not (engine.settings.reserve_full_prompt and whole > free_blocks)

@@ -1,4 +1,4 @@
-"""Build the engine's records and settings of KV-cache groups from a model's layout and the rules of a vLLM release."""
+"""Build the engine's records and settings of KV-cache groups from a model's groups and the rules of a vLLM release."""
 
 from __future__ import annotations
 
@@ -76,7 +76,11 @@ def settings_of_groups(layout: KVCacheLayout, policy: Policy) -> dict[str, Any]:
 
 
 def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) -> None:
-    """Refuse a model with these KV-cache groups if the release of vLLM cannot serve it."""
+    """Refuse a model with these KV-cache groups if `release` of vLLM cannot serve it.
+
+    Raises:
+        UsageError: the release refuses the model, or does so with prefix caching (`caches_prefixes`).
+    """
     is_padded = any(group.content_bytes and group.mamba_mode is None for group in layout.groups)
     if is_padded and not rules_of(release).pads_pages:
         raise UsageError(
@@ -92,18 +96,21 @@ def check_groups(layout: KVCacheLayout, release: str, *, caches_prefixes: bool) 
 
 
 def marks_tails(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether, with drafts, a block may get a key before it is full, at the last hash of a prompt.
+    """Return `Settings.marks_tails`: True if, with drafts, vLLM also assigns a key to a partly full block in which the
+    last full hash of a prompt ends.
 
-    This requires prefix caching, a release with a second key, and blocks of full attention that cover more tokens than
-    a hash.
+    This requires prefix caching, a release with this rule (`ReleaseRules.second_key`), and a group of full attention
+    whose blocks have more tokens than a hash covers.
     """
     has_keys = rules_of(policy.scheduler.vllm).second_key is not SecondKey.NONE and policy.cache.enable_prefix_caching
     sizes = [group.block_size for group in layout.groups if _KINDS[group.kind] == FULL_ATTENTION]
     return has_keys and any(size > layout.hash_block_size for size in sizes)
 
 
-def flight_is_counted(layout: KVCacheLayout, policy: Paged) -> bool:
-    """Tell whether some group frees blocks of a running sequence only after the steps that read them."""
+def frees_after_flight(layout: KVCacheLayout, policy: Paged) -> bool:
+    """Tell whether some group frees blocks that have left a window, or old states, only when the outputs of the steps
+    in flight that read them are processed.
+    """
     waits = rules_of(policy.scheduler.vllm).windows_wait
     return waits and any(_KINDS[group.kind] != FULL_ATTENTION for group in layout.groups)
 
@@ -116,28 +123,35 @@ def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, 
     return rules.left_out is LeftOut.SMALLER and layout.scheduler_block_size <= group.block_size
 
 
-def keeps_some(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None) -> bool:
+def keeps_only_some(
+    layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None
+) -> bool:
     """Tell whether some full blocks of a group are never put into the prefix cache."""
     if _keeps_all(layout, group, rules, retention_tokens):
         return False
-    return retention_tokens is not None or layout.keeps_some(group)
+    return retention_tokens is not None or layout.keeps_only_some(group)
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
-    """Return the slots of one token, and the slots of one recurrent state, in each group."""
+    """Return two lists with a value for each group: slots of one token, and slots of one recurrent state. A slot is a
+    token or a byte; see `KVCacheLayout.unit_slots`.
+    """
     return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
 
 def _lookup_order(layout: KVCacheLayout) -> list[int]:
-    """Return the indices of the first group of each kind, in the order of lookup: full attention first."""
+    """Return the order in which prefixes are looked up: the index of the first group of each kind, full attention
+    first. Groups with equal `spec` are of one kind, and are looked up together.
+    """
     specs = [group.spec for group in layout.groups]
     order = [specs.index(spec) for spec in dict.fromkeys(specs)]
     return sorted(order, key=lambda first: _KINDS[layout.groups[first].kind] != FULL_ATTENTION)
 
 
-def dropping_kinds(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
-    """Return the kinds of layers, as `KVCacheGroup.spec`, whose last hit block is computed again because of drafts.
-    These are the kinds with draft layers; all kinds if no group is known to have such layers.
+def specs_dropping_hits(groups: Sequence[KVCacheGroup], rules: ReleaseRules) -> set[int]:
+    """Return the values of `KVCacheGroup.spec` of the groups whose last hit block is computed again because of drafts:
+    those that share a spec with a group that has draft layers. Return all values if no group has draft layers, or if
+    the release does not distinguish groups by them (`ReleaseRules.drops_where_drafted`).
     """
     drafting = {group.spec for group in groups if group.has_draft_layers}
     return drafting if drafting and rules.drops_where_drafted else {group.spec for group in groups}
@@ -153,7 +167,17 @@ def records_of_groups(
     *,
     compiled: bool,
 ) -> Records[records.Group]:
-    """Return the records of the KV-cache groups. `widths` has the number of entries in a table of each group."""
+    """Return the engine's records of the KV-cache groups.
+
+    Args:
+        layout: the groups of the model.
+        widths: number of entries in a table of each group.
+        policy: if it is no vLLM cache (`Paged`), its one group follows the rules of no release.
+        retention_tokens: tokens between the boundaries at which windows and states are cached; None for no setting.
+        pipeline: stages of the engine, which bound the number of tokens in flight.
+        drafts: speculative decoding; None without.
+        compiled: True for an array of records, which machine code uses, instead of objects.
+    """
     made = make(records.Group, len(layout.groups), compiled=compiled)
     order, specs = _lookup_order(layout), [group.spec for group in layout.groups]
     tokens, states = _slots_of_groups(layout)
@@ -162,7 +186,7 @@ def records_of_groups(
         rules, most = rules_of(policy.scheduler.vllm), pipeline.max_in_flight_tokens(policy.scheduler)
         if rules.reused_first is ReusedFirst.WITH_CACHING and not policy.cache.enable_prefix_caching:
             rules = replace(rules, reused_first=ReusedFirst.NONE)
-    dropping = dropping_kinds(layout.groups, rules) if drafts is not None and drafts.drops_last_hit else set()
+    dropping = specs_dropping_hits(layout.groups, rules) if drafts is not None and drafts.drops_last_hit else set()
     extra_tokens = max(drafts.prompt_ahead_tokens - 1, 0) if drafts else 0
     for index, group in enumerate(layout.groups):
         record = made[index]
@@ -182,7 +206,7 @@ def records_of_groups(
             tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
         )
         record.keeps_all = _keeps_all(layout, group, rules, retention_tokens)
-        record.keeps_some = keeps_some(layout, group, rules, retention_tokens)
+        record.keeps_only_some = keeps_only_some(layout, group, rules, retention_tokens)
         record.reuses_left_first = rules.reused_first is not ReusedFirst.NONE
         record.reuses_first = record.reuses_left_first and (
             rules.reused_first is not ReusedFirst.WINDOWS or group.kind is CacheKind.SLIDING_WINDOW

@@ -1,8 +1,8 @@
 """Rules of KV-cache groups that differ by kind of layers: which tokens are read, and which blocks are needed and freed.
 
 The layers of a group share a block table. Full attention reads every token, a sliding window the last tokens, chunked
-attention the tokens since the begin of the chunk, and a recurrent layer one state. Table entries that are not read hold
-the null block.
+attention the tokens since the beginning of the chunk, and a recurrent layer one state. Table entries whose blocks are
+not read any longer hold the null block.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ def num_blocks_for(engine: Engine, group: int, num_tokens: int) -> int:
 
 @part
 def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tokens: int, capped: bool) -> int:
-    """Return the number of blocks that a waiting sequence takes from the free queue for `num_tokens` tokens.
+    """Return the number of blocks that leave the free queue if a waiting sequence gets a table of `num_tokens` tokens:
+    new blocks, and hit blocks that are free. The hit has `hit_tokens` tokens.
 
-    Hit blocks that are free count. With `capped`, windows and chunks need no more blocks than a sequence ever holds at
-    once, as when vLLM checks that a whole prompt fits.
+    With `capped`, windows and chunks need no more blocks than a sequence ever holds at the same time. vLLM counts so
+    when it checks whether a whole prompt fits.
     """
     record = engine.groups[group]
     required = num_blocks_for(engine, group, num_tokens)
@@ -81,8 +82,9 @@ def num_needed_at_admission(engine: Engine, group: int, num_tokens: int, hit_tok
 
 @part
 def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> int:
-    """Return the number of free blocks that a running sequence needs in a group to have `num_slots` slots. The slots
-    are for `num_tokens` tokens and for drafts. Aligned recurrent groups need no slots for drafts.
+    """Return the number of new blocks that a running sequence needs in a group, so that its table has room for
+    `num_slots` tokens: the first `num_tokens`, and the drafts after them. An `ALIGNED` recurrent group needs at most
+    one block, and none for drafts.
     """
     num_blocks = table_of(engine, sequence, group).num_blocks
     if engine.groups[group].kind == MAMBA and engine.groups[group].mode == ALIGNED:
@@ -92,7 +94,9 @@ def num_needed_to_grow(engine: Engine, sequence: Sequence, group: int, num_token
 
 @part
 def is_written_this_step(engine: Engine, group: int) -> bool:
-    """Tell whether this step writes the recurrent state that was hit, which others cannot read yet."""
+    """Tell whether the recurrent state that the sequence being admitted has hit is written by the step being scheduled.
+    The sequence then cannot read the state before the next step.
+    """
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind != MAMBA or record.num_hits == 0:
         return False
@@ -107,7 +111,9 @@ def is_written_this_step(engine: Engine, group: int) -> bool:
 
 @part
 def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, computed: int) -> None:
-    """Free the blocks that a group need not keep after `computed` computed tokens, the last block first."""
+    """Free the blocks of a sequence that a group need not keep after `computed` computed tokens, the last one first.
+    Their table entries become null blocks.
+    """
     record = engine.groups[group]
     if not engine.settings.has_windows or record.kind == FULL_ATTENTION:
         return
@@ -134,7 +140,10 @@ def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, comput
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of computed tokens up to which a sequence neither needs nor frees a block in `group`."""
+    """Return the largest number of computed tokens after a step with which the step neither appends nor frees a block
+    of the sequence in `group`; 0 if every step must check. `computed` is the present number of computed tokens, without
+    those in flight if windows wait for them.
+    """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
     room = table.num_blocks * block_size - engine.settings.lookahead_tokens
@@ -150,12 +159,13 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
 
 @part
 def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether the full block at `index` of a sequence's table is put into the prefix cache, because a hit may need
-    it.
+    """Tell whether the full block in entry `index` of a sequence's table is put into the prefix cache, because a hit
+    may need it.
 
-    A hit ends at a boundary of all groups. It needs the blocks of one window, or the one state, before the boundary.
-    With a retention interval, such blocks are kept only at the boundaries of the interval, at the end of the prompt,
-    and at `Sequence.junction`.
+    A hit ends at a multiple of `Settings.cache_tokens`. It needs the blocks of one window, or the one state, before its
+    end. With a retention interval (`Settings.retention_tokens`), such blocks are cached only for hits that end at a
+    multiple of the interval, at the end of the prompt, or at `Sequence.junction`, where an earlier hit of some groups
+    ended.
     """
     settings, record = engine.settings, engine.groups[group]
     if not settings.has_windows or record.keeps_all:
@@ -176,14 +186,18 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
 @part
 def _blocks_before_hit(engine: Engine, group: int) -> int:
-    """Return the number of blocks of a window that a hit needs, including a last block that drafting recomputes."""
+    """Return the number of blocks at the end of a hit that must be cached in a group with a sliding window. With
+    `Group.drops_hit`, the block after the hit counts: the lookup must find it, although it is computed again.
+    """
     record = engine.groups[group]
     return -(-(record.window - 1) // record.block_size) + (1 if record.drops_hit else 0)
 
 
 @part
 def _is_before_segment_end(engine: Engine, group: int, index: int, segment_tokens: int) -> bool:
-    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the window's block at `index`."""
+    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the block in entry `index` of a group with a
+    sliding window.
+    """
     record, run = engine.groups[group], _blocks_before_hit(engine, group)
     per, place = segment_tokens // record.block_size, index - (1 if record.drops_hit else 0)
     return run >= per or (place >= 0 and place % per >= per - run)
@@ -191,23 +205,27 @@ def _is_before_segment_end(engine: Engine, group: int, index: int, segment_token
 
 @part
 def _is_before_prompt_end(engine: Engine, sequence: Sequence, group: int, index: int) -> bool:
-    """Tell whether a hit of the whole prompt, or up to `Sequence.junction`, needs the window's block at `index`."""
+    """Tell whether a group with a sliding window needs the block in entry `index` for one of these hits: that of an
+    equal prompt, that of a longer prompt which begins with this prompt, or one that ends at `Sequence.junction`.
+    """
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     repeated, longer = sequence.prompt_tokens - 1, sequence.prompt_tokens - 1
     if engine.settings.keeps_below_drop:
         repeated, longer = max(repeated // aligned - 1, 0) * aligned, max((longer + 1) // aligned - 1, 0) * aligned
-    if _is_before(engine, group, index, repeated) or _is_before(engine, group, index, longer):
+    if _is_needed_by_hit(engine, group, index, repeated) or _is_needed_by_hit(engine, group, index, longer):
         return True
     if sequence.junction == 0:
         return False
-    if record.drops_hit and _is_before(engine, group, index, sequence.junction - record.block_size):
+    if record.drops_hit and _is_needed_by_hit(engine, group, index, sequence.junction - record.block_size):
         return True
-    return _is_before(engine, group, index, sequence.junction)
+    return _is_needed_by_hit(engine, group, index, sequence.junction)
 
 
 @part
-def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
-    """Tell whether a hit of `num_tokens` tokens, rounded down to a boundary, needs the window's block at `index`."""
+def _is_needed_by_hit(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
+    """Tell whether a hit of `num_tokens` tokens, rounded down to a multiple of `Settings.cache_tokens`, needs the block
+    in entry `index` of a group with a sliding window.
+    """
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     end = num_tokens // aligned * aligned // record.block_size + (1 if record.drops_hit else 0)
     return end - _blocks_before_hit(engine, group) <= index < end
@@ -215,7 +233,7 @@ def _is_before(engine: Engine, group: int, index: int, num_tokens: int) -> bool:
 
 @part
 def expired_slots(engine: Engine) -> int:
-    """Return the number of slots of held blocks whose tokens or states no later step reads.
+    """Return the number of slots, in the blocks of running sequences, whose tokens or states no later step reads.
 
     These are the tokens before a window or chunk and, in a recurrent group, all states but the newest. A token in a
     shared block has expired only if no sequence that holds the block will read it.
@@ -249,7 +267,7 @@ def expired_slots(engine: Engine) -> int:
 
 @part
 def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of tokens, or of recurrent states, in a table that its sequence will not read again."""
+    """Return the number of tokens, or of recurrent states, that a sequence holds in a group and will not read again."""
     record, table = engine.groups[group], table_of(engine, sequence, group)
     if table.num_held == 0 or (record.kind == FULL_ATTENTION and record.window == 0):
         return 0
@@ -261,7 +279,9 @@ def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) 
 
 @part
 def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of expired slots of one table. A block in several tables counts once."""
+    """Return the number of expired slots of one table. A block in several tables is counted for the table that is
+    visited last.
+    """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
     slots = record.state_slots if record.kind == MAMBA else record.token_slots
@@ -275,16 +295,19 @@ def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: 
 
 @part
 def _expired_tokens(engine: Engine, sequence: Sequence, group: int, first_held: int, skipped: int) -> int:
-    """Return the number of tokens, between table entry `first_held` and token `skipped`, that no sequence will read."""
+    """Return the number of expired tokens in a table, from entry `first_held` on and among the first `skipped` tokens.
+    See `_count_holder` for shared blocks.
+    """
     total, block_size, table = 0, engine.groups[group].block_size, table_of(engine, sequence, group)
     for index in range(first_held, min(-(-skipped // block_size), table.num_blocks)):
-        total += _expired_of(engine, engine.entries[table.begin + index], min(block_size, skipped - index * block_size))
+        expired = min(block_size, skipped - index * block_size)
+        total += _count_holder(engine, engine.entries[table.begin + index], expired)
     return total
 
 
 @part
 def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
-    """Return the number of states in a table, without the newest one, that no sequence will read."""
+    """Return the number of expired states in a table: all but the newest. See `_count_holder` for shared blocks."""
     table, total = table_of(engine, sequence, group), 0
     left, index = table.num_held - 1, table.num_blocks - 2
     while left > 0 and index >= 0:
@@ -292,32 +315,36 @@ def _expired_states(engine: Engine, sequence: Sequence, group: int) -> int:
         index -= 1
         if block != NULL_BLOCK:
             left -= 1
-            total += _expired_of(engine, block, 1)
+            total += _count_holder(engine, block, 1)
     return total
 
 
 @part
-def _expired_of(engine: Engine, block: int, amount: int) -> int:
-    """Record that one holder of a block will not read `amount` of the block's tokens or states.
+def _count_holder(engine: Engine, block: int, expired: int) -> int:
+    """Record that one sequence with `block` in its table will not read the first `expired` tokens or states of the
+    block. Return the number that no sequence will read if this call is for the last such sequence; otherwise 0.
 
-    In one count of expired slots, every holder of the block calls this at most once. The last holder's call returns the
-    smallest amount of all holders, and all other calls return 0. So the block is counted once.
+    `expired_slots` calls this at most once for each of these sequences. If a sequence will still read the whole block,
+    there is no call for it, and every call returns 0.
     """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:
-        return amount
+        return expired
     record, count = engine.expiry_counts[block], engine.state.num_expiry_counts
     if record.seen_in != count:
-        record.seen_in, record.num_seen, record.least_expired = count, 0, amount
+        record.seen_in, record.num_seen, record.least_expired = count, 0, expired
     record.num_seen += 1
-    record.least_expired = min(record.least_expired, amount)
+    record.least_expired = min(record.least_expired, expired)
     return record.least_expired if record.num_seen == num_holders else 0
 
 
 @part
-def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, uncached: int) -> int:
-    """Return `num_tokens`, reduced so that the chunk ends at a block boundary, where a recurrent state is kept. Some
-    releases also end a chunk, at a boundary, after the next `uncached` tokens, which only some groups have cached.
+def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens: int, partly_cached: int) -> int:
+    """Return `num_tokens`, or fewer so that the chunk of a prompt ends at a boundary (a multiple of
+    `Settings.boundary_tokens`), where a recurrent state is kept; 0 if the chunk is too short for that.
+
+    If only some groups have cached the next `partly_cached` tokens, some releases also end a chunk at the last boundary
+    in these tokens. The end of a prompt need not be a boundary.
     """
     if engine.settings.cuts_at_boundaries:
         return _tokens_to_boundary(engine, sequence, computed, num_tokens)
@@ -329,15 +356,22 @@ def aligned_tokens(engine: Engine, sequence: Sequence, computed: int, num_tokens
         num_tokens = num_tokens // block_size * block_size
     elif computed < last < computed + num_tokens:
         num_tokens = last - computed
-    if block_size <= uncached < num_tokens:
-        num_tokens = uncached // block_size * block_size
+    if block_size <= partly_cached < num_tokens:
+        num_tokens = partly_cached // block_size * block_size
     return num_tokens
 
 
 @part
 def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> int:
-    """Return `num_tokens`, reduced so that the chunk ends at the first of these boundaries after `computed` tokens: the
-    end of a partly computed block, the last boundary of the prompt, `Sequence.junction`.
+    """Return `num_tokens`, or fewer so that the chunk ends at a boundary; 0 if the chunk is too short for that.
+
+    The chunk ends at the first of these, if it reaches one: the end of a block that is computed in part; the last
+    boundary of the prompt; the last boundary up to `Sequence.junction`. Otherwise it ends at the last boundary that it
+    reaches.
+
+    A chunk that reaches the end of the prompt may end there. Without `Settings.cuts_wide_blocks`, a chunk after the
+    prompt's last boundary may end anywhere; with it, so may a chunk inside a block that has more tokens than a step
+    computes of one prompt.
     """
     settings, block_size = engine.settings, engine.settings.boundary_tokens
     prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)

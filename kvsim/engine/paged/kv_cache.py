@@ -1,7 +1,7 @@
 """The paged KV cache as vLLM's scheduler uses it: admit a sequence, append blocks to it, cache full blocks, free them.
 
-A sequence has one block table for each KV-cache group. All groups share one pool of block ids, so a sequence gets its
-blocks in every group or in none. `groups` has the rules that differ by kind of layers, `prefix_hits` the lookup of
+A sequence has one block table for each KV-cache group. All groups share one pool of block ids, so a sequence gets
+blocks in all groups or in none. `groups` has the rules that differ by kind of layers, `prefix_hits` the lookup of
 prefixes, `block_pool` the free queue.
 """
 
@@ -18,7 +18,9 @@ from kvsim.engine.state import ALIGNED, FULL_ATTENTION, HAS_TAIL, MAMBA, NO_KEY,
 
 @part
 def find_prefix(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence that are in the prefix cache or swapped to the host."""
+    """Return the number of leading tokens of a waiting sequence that need not be computed: those in the prefix cache,
+    or those swapped to the host if they are more.
+    """
     hit_tokens = prefix_hits.find(engine, sequence) if engine.settings.prefix_caching else 0
     engine.state.hit_tokens = hit_tokens
     return max(hit_tokens, sequence.parked_tokens)
@@ -26,15 +28,20 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def num_admissible(engine: Engine) -> int:
-    """Return the number of free blocks that a waiting sequence may take: without the watermark if any runs."""
+    """Return the number of free blocks that a waiting sequence may take. While sequences run, these are all free blocks
+    but `Settings.watermark_blocks`.
+    """
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
 
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for `num_tokens` tokens of a waiting sequence, after the `computed` ones that `find_prefix`
-    found. Return False, and change nothing, if too few blocks are free.
+    """Allocate blocks for the `num_tokens` tokens of a waiting sequence after the first `computed`, which `find_prefix`
+    has found.
+
+    Return False, and change nothing, if too few blocks are free, or if the step being scheduled writes a recurrent
+    state that the sequence has hit.
     """
     settings, state = engine.settings, engine.state
     free, hit_tokens = num_admissible(engine), state.hit_tokens
@@ -63,7 +70,9 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
-    """Give an admitted sequence its tables, with hit blocks and new blocks. Enough blocks must be free."""
+    """Create the tables of a sequence that is being admitted: the blocks of its hit of `hit_tokens` tokens, and new
+    blocks up to `num_slots` tokens; see `extend`. Enough blocks must be free.
+    """
     settings, state = engine.settings, engine.state
     assert state.num_free_places > 0
     state.num_free_places -= 1
@@ -81,10 +90,10 @@ def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Allocate blocks for `num_tokens` more tokens of a running sequence.
+    """Allocate blocks for the next `num_tokens` tokens of a running sequence.
 
-    Return False, and allocate nothing, if too few blocks are free. Blocks that no layer will read again, such as those
-    before a sliding window, are freed in any case.
+    First free blocks that no layer will read again, such as those before a sliding window. Return False, and allocate
+    nothing, if too few blocks are free then.
     """
     settings = engine.settings
     computed = sequence.computed
@@ -138,8 +147,10 @@ def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) -> None:
-    """Mark the block in which the last hash of a prompt ends, if that is within `end_tokens` tokens and the block has
-    no key. vLLM gives the block the key of the hash, but no lookup finds the block by this key.
+    """Mark the block in which the last full hash of a prompt ends (`HAS_TAIL`), if the block is only partly full and
+    has no key, and the hash ends within the first `end_tokens` tokens.
+
+    vLLM gives such a block the key of the hash. No lookup finds the block by this key, but the block is reused later.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     hash_tokens = record.block_size // record.hashes_per_block
@@ -155,10 +166,11 @@ def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) 
 
 @part
 def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
-    """Return the number of leading tokens whose blocks may be cached in a group, if `num_tokens` tokens are known.
+    """Return the number of leading tokens whose full blocks may be cached in a group, if `num_tokens` tokens are known.
 
-    Where drafting recomputes the last hit block (`Group.drops_hit`), one more block after a common boundary may be
-    cached.
+    It is a multiple of `Settings.commit_tokens`, with two exceptions if there are drafts. A single group may cache all
+    tokens that no step in flight can reject. A group with `Group.drops_hit` may cache one block of such tokens after
+    the multiple, because a hit that ends there needs the next block, too.
     """
     settings, record, unit = engine.settings, engine.groups[group], engine.settings.commit_tokens
     end_tokens = num_tokens // unit * unit
@@ -174,7 +186,9 @@ def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
 
 @part
 def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the number of known tokens with which another block may be cached, if `num_tokens` are known now."""
+    """Return the smallest number of known tokens with which another block of a sequence may be cached, if `num_tokens`
+    are known now; 0 if every call of `cache_blocks` must check.
+    """
     settings = engine.settings
     if settings.num_drafts == 0:
         return settings.commit_tokens * (num_tokens // settings.commit_tokens + 1)
@@ -189,8 +203,9 @@ def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Mark the last recurrent state of a prompt as written in this step, if the first `num_tokens` tokens end with the
-    prompt. Other sequences with this prompt are then admitted one step later, even if the state was written long ago.
+    """Mark the recurrent state at the last boundary of a prompt as written by the step being scheduled, if that is the
+    last boundary within the first `num_tokens` tokens. So no other sequence hits the state before the next step. vLLM
+    does this even if an earlier step has written the state.
     """
     settings = engine.settings
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens
@@ -208,7 +223,9 @@ def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 
 @part
 def expect_return(engine: Engine, sequence: Sequence) -> None:
-    """Make the cached blocks of a preempted sequence findable for its next admission."""
+    """Put the cached blocks of a sequence that is being preempted into the hash table, so that its next admission finds
+    them. Blocks with keys of this sequence alone were left out until now.
+    """
     for group in range(engine.settings.num_groups):
         table = table_of(engine, sequence, group)
         begin = table.begin
@@ -219,7 +236,12 @@ def expect_return(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def shared_tokens(engine: Engine, context_tokens: int) -> int:
-    """Return the number of tokens that a step reads more than once, because its sequences share blocks."""
+    """Return the number of tokens that a step reads more than once, because its sequences share blocks.
+    `context_tokens` is the number of tokens that its sequences attend to, summed over the sequences.
+
+    With several KV-cache groups, blocks that are shared in the first group of full attention count; without such a
+    group, return 0.
+    """
     settings = engine.settings
     if settings.num_groups == 1:
         held_tokens = (settings.num_units - engine.state.num_free) * settings.unit_tokens
@@ -230,7 +252,9 @@ def shared_tokens(engine: Engine, context_tokens: int) -> int:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence. With swapping, the blocks of a preempted sequence may be copied to the host."""
+    """Free all blocks of a sequence. With swapping (`Settings.host_blocks`), first copy the blocks of a preempted
+    sequence to the host, if it has room.
+    """
     settings = engine.settings
     if sequence.num_units == 0:
         if settings.host_blocks > 0:
@@ -245,7 +269,9 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Free all tables of a sequence, each from its last block on, so that the ends of sequences are evicted first."""
+    """Free the blocks in all tables of a sequence, in each table from the last to the first, so that the blocks at the
+    ends of sequences are evicted first.
+    """
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
         table = table_of(engine, sequence, group)
@@ -261,7 +287,9 @@ def free_tables(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int) -> None:
-    """Begin a sequence's table in `group` with its hit blocks. Blocks that the group does not read are null blocks."""
+    """Begin a sequence's table in `group` with the hit blocks that its lookup has stored. Hit blocks that the group
+    does not read after `hit_tokens` computed tokens are replaced by null blocks.
+    """
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
     begin = table.begin
@@ -286,11 +314,11 @@ def attach_hits(engine: Engine, sequence: Sequence, group: int, hit_tokens: int)
 
 @part
 def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_slots: int) -> None:
-    """Append free blocks to a sequence's table in `group`, up to `num_slots` slots: for `num_tokens` tokens, and for
-    drafts.
+    """Append free blocks to a sequence's table in `group`, until it has room for `num_slots` tokens: the first
+    `num_tokens`, and the drafts after them. Enough blocks must be free.
 
-    Enough blocks must be free. An aligned recurrent group gets at most one block, for its newest state. The entries
-    before it are null blocks.
+    An `ALIGNED` recurrent group gets at most one block, for the state after `num_tokens` tokens. New entries before
+    this block are null blocks.
     """
     record = engine.groups[group]
     table = table_of(engine, sequence, group)
@@ -327,7 +355,9 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Set `Sequence.room_tokens` of a sequence with `computed` computed tokens."""
+    """Set `Sequence.room_tokens`: the largest number of computed tokens after a step with which the step changes no
+    table of the sequence. At present, `computed` tokens are computed.
+    """
     room, first = NEVER, engine.settings.first_in_lookup
     read = max(0, computed - sequence.in_flight) if engine.settings.windows_wait else computed
     while first != groups.NO_GROUP:

@@ -1,8 +1,8 @@
 """The prefix cache: a hash table that finds the block with a given key.
 
 Two blocks have the same key exactly if they belong to the same KV-cache group and all tokens up to their ends are
-equal. The blocks of a bucket are linked in the order in which they were cached. So a lookup finds the block that has
-had its key for the longest time. As in vLLM, equal blocks are not merged.
+equal. The blocks of a bucket are linked in the order in which they entered the table. So of several blocks with a key,
+a lookup finds the one that entered first. As in vLLM, equal blocks are not merged.
 
 A negative key belongs to one sequence, which looks it up only after a preemption. Most sequences are never preempted.
 So a block with such a key enters the hash table only when its sequence is preempted, by `offer`.
@@ -24,7 +24,9 @@ _SPREAD = -7046029254386353131
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """Return the block that has had `key` for the longest time, in use or free; `NO_BLOCK` if there is none."""
+    """Return the first block that entered the hash table with `key` and is still there, in use or free; `NO_BLOCK` if
+    there is none.
+    """
     block = engine.buckets[bucket_of(engine, key)].first
     while block != NO_BLOCK and engine.blocks[block].key != key:
         block = engine.blocks[block].next_in_bucket
@@ -33,7 +35,9 @@ def find(engine: Engine, key: int) -> int:
 
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
-    """Assign `key` to `block`, which a sequence holds. Put it into the hash table, unless the key is negative."""
+    """Assign `key` to `block`, which is in a table and has no key. Unless the key is negative, put the block into the
+    hash table.
+    """
     assert engine.blocks[block].refs > 0
     assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key
@@ -52,7 +56,7 @@ def offer(engine: Engine, block: int) -> None:
 
 @part
 def evict(engine: Engine, block: int) -> None:
-    """Remove `block` from the prefix cache."""
+    """Remove `block`, which has a key, from the prefix cache."""
     if engine.blocks[block].next_in_bucket != _NOT_OFFERED:
         bucket.remove(engine.blocks, engine.buckets[bucket_of(engine, engine.blocks[block].key)], block)
     engine.blocks[block].key = NO_KEY

@@ -1,10 +1,11 @@
 """The lookup of a waiting sequence in the prefix cache: the longest prefix that every KV-cache group has cached.
 
-Groups of the same kind of layers are looked up together, beginning with the first one (`first`). `Group.next_of_kind`
-leads to the other groups of the kind, `Group.next_in_lookup` to the first group of the next kind.
+Groups of equal layers are one kind, and are looked up together. In this module, `first` is the index of a kind's first
+group. `Group.next_of_kind` leads to the other groups of the kind, `Group.next_in_lookup` to the first group of the next
+kind.
 
-The cached blocks that a lookup finds (hits) are written to `Engine.entries`, after all tables. `Group.num_hits` is the
-number of hits in each group. Blocks that a group does not read are null blocks.
+A lookup writes the cached blocks that it finds (hits) to `Engine.entries`, after all tables. `Group.num_hits` is their
+number in each group. Blocks that a group does not read are null blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import CHUNKED_LOCAL, FULL_ATTENTION, SLIDING_WINDOW, Engine
 
 _HASH_BITS = 32
-"""Number of low bits that hold the index of a hash in the key of a block with unknown contents.
+"""Number of low bits that hold the position of a block in the key of a block with unknown contents: the index of the
+prefix hash that ends with the block, from 0 for the first hash of the sequence.
 
 The higher bits hold the row of the request, so that no other sequence has the key.
 """
@@ -25,14 +27,14 @@ The higher bits hold the row of the request, so that no other sequence has the k
 
 @part
 def find(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of leading tokens of a waiting sequence that all groups have cached, and store their blocks as
-    hits.
+    """Return the length of a waiting sequence's hit in tokens: the longest prefix that all groups have cached. Store
+    its blocks as hits.
 
-    The last token is never a hit, because it has to be computed. Kinds of layers are looked up one after the other,
-    full attention first, each within the hit of the kind before, until all kinds agree.
+    The last token is never a hit, because it has to be computed. Kinds of layers are looked up in turn, full attention
+    first, each within the hit of the kind before. This is repeated until no kind shortens the hit.
 
-    A prefix beyond the hit that only some groups have cached decides where a chunk of the prompt ends. Its length is
-    stored in `State.num_partly_cached` or `Sequence.junction`, depending on the release.
+    If some groups have a longer prefix cached, a chunk of the prompt may have to end there. Depending on the release,
+    `Sequence.junction` is set to the longest such prefix, or `State.num_partly_cached` to its tokens after the hit.
     """
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
@@ -41,7 +43,7 @@ def find(engine: Engine, sequence: Sequence) -> int:
     state.num_partly_cached = 0
     if settings.num_groups == 1:
         return _find_blocks(engine, sequence, 0, limit, settings.drops_last_hit) * engine.groups[0].block_size
-    _begin_leaving_out(engine)
+    _allow_drops(engine)
     hit_tokens, longest, rounds = limit, 0, 0
     first_is_full = engine.groups[settings.first_in_lookup].kind == FULL_ATTENTION
     while True:
@@ -76,11 +78,12 @@ def find(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, limit: int) -> int:
-    """Store the hits of a kind of layers within the first `current` tokens; return the number of hit blocks in each
-    group.
+    """Store the hits of a kind of layers within the first `current` tokens. Return the number of hit blocks, which is
+    the same in all groups of the kind.
 
-    If drafting recomputes the last block of the kind's hits, the lookup goes one block further, within `limit` tokens,
-    and leaves out the last block found. This happens once for each length of the hit of all groups.
+    If drafting computes the last hit block of this kind again (`Group.drops_hit`), look up one block more and leave out
+    the last block found. `limit` is the largest number of tokens of such a lookup, unless `Settings.drops_after_prompt`
+    allows all known tokens. A kind does this once, and again only after another kind has shortened the hit.
     """
     record, settings = engine.groups[first], engine.settings
     if not settings.drops_last_hit:
@@ -88,7 +91,7 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
     if not record.drops_hit or record.has_dropped_hit:
         num_hits = _find_blocks(engine, sequence, first, current, False)
         if num_hits * record.block_size < current:
-            _begin_leaving_out(engine)
+            _allow_drops(engine)
         return num_hits
     record.has_dropped_hit = True
     until = sequence.num_tokens if settings.drops_after_prompt else limit
@@ -96,9 +99,9 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
 
 
 @part
-def _begin_leaving_out(engine: Engine) -> None:
-    """Let each group leave out its last hit block (`Group.drops_hit`) once more, after the hit of all groups
-    changed.
+def _allow_drops(engine: Engine) -> None:
+    """Let each kind of layers leave out its last hit block once, at the start of a lookup, and once more after another
+    kind has shortened the hit.
     """
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):
@@ -107,8 +110,8 @@ def _begin_leaving_out(engine: Engine) -> None:
 
 @part
 def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
-    """Return the key of the full block at `index` of a sequence in a group. If the contents of the block are unknown,
-    the key is negative and no other sequence has it.
+    """Return the key of the full block in entry `index` of a sequence's table in a group. If the tokens of the block
+    are unknown, the key is negative, and no other sequence has it.
     """
     hash_index = (index + 1) * engine.groups[group].hashes_per_block - 1
     if hash_index < sequence.num_keys:
@@ -120,8 +123,8 @@ def key_of(engine: Engine, sequence: Sequence, group: int, index: int) -> int:
 
 @part
 def _find_blocks(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Store the hits of all groups of a kind within the first `limit` tokens, without the last block if `leaves_out`;
-    return the number of hit blocks in each group.
+    """Store the hits of all groups of a kind within the first `limit` tokens. With `leaves_out`, the last block found
+    is left out, where the kind has full attention or a sliding window. Return the number of hit blocks in each group.
     """
     kind = engine.groups[first].kind
     if not engine.settings.has_windows or kind == FULL_ATTENTION:
@@ -149,8 +152,8 @@ def _cut(engine: Engine, first: int, hit_tokens: int) -> None:
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of leading cached blocks of full attention, without the last one if `leaves_out`, rounded down
-    to a boundary of all groups.
+    """Return the number of leading cached blocks of full attention, without the last one if `leaves_out`. It is rounded
+    down, so that the hit ends at a multiple of `Settings.cache_tokens`.
     """
     block_size, num_hits = engine.groups[first].block_size, 0
     while num_hits < limit // block_size and _store_hit(engine, sequence, first, num_hits):
@@ -160,10 +163,11 @@ def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leave
 
 @part
 def _find_window(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of hit blocks of a sliding window, of which only those in the window before the end are read.
+    """Return the number of hit blocks of a sliding window. Only the last blocks of a hit, those in the window before
+    its end, are read; the others are stored as null blocks.
 
-    The hit is the longest one with all blocks of that window cached. If there is none, it has the leading cached
-    blocks.
+    The hit is the longest one whose last blocks are all cached, together with the next block if `leaves_out`. If there
+    is no such hit, it consists of the leading cached blocks. It ends at a multiple of `Settings.cache_tokens`.
     """
     record = engine.groups[first]
     needed, run, num_left_out = -(-(record.window - 1) // record.block_size), 0, 1 if leaves_out else 0
@@ -185,8 +189,8 @@ def _find_window(engine: Engine, sequence: Sequence, first: int, limit: int, lea
 
 @part
 def _find_chunk(engine: Engine, sequence: Sequence, first: int, limit: int) -> int:
-    """Return the number of hit blocks of chunked attention: all blocks before the last chunk, and leading cached ones
-    in it. Blocks before the last chunk are not read, so they need not be cached.
+    """Return the number of hit blocks of chunked attention: all blocks before the last chunk within `limit` tokens, and
+    the leading cached blocks in this chunk. Blocks before the chunk are not read, so they need not be cached.
     """
     record = engine.groups[first]
     num_hits = limit // record.window * record.window // record.block_size
@@ -198,7 +202,9 @@ def _find_chunk(engine: Engine, sequence: Sequence, first: int, limit: int) -> i
 
 @part
 def _find_state(engine: Engine, sequence: Sequence, first: int, limit: int) -> int:
-    """Return the number of leading blocks up to the last cached recurrent state at a boundary of all groups."""
+    """Return the number of blocks up to the last cached recurrent state that ends at a multiple of
+    `Settings.cache_tokens`; 0 if there is none. Only the block of this state is read; the others are null blocks.
+    """
     block_size = engine.groups[first].block_size
     for index in range(limit // block_size - 1, -1, -1):
         is_boundary = (index + 1) * block_size % engine.settings.cache_tokens == 0
@@ -217,7 +223,7 @@ def _aligned(engine: Engine, first: int, num_blocks: int) -> int:
 
 @part
 def _store_hit(engine: Engine, sequence: Sequence, first: int, index: int) -> bool:
-    """Store the cached block at `index` as a hit in every group of a kind; return False if a group lacks it."""
+    """Store the cached block in entry `index` as a hit in every group of a kind. Return False if a group lacks it."""
     group = first
     while group != NO_GROUP:
         block = prefix_cache.find(engine, key_of(engine, sequence, group, index))
@@ -230,7 +236,7 @@ def _store_hit(engine: Engine, sequence: Sequence, first: int, index: int) -> bo
 
 @part
 def _null_before(engine: Engine, first: int, end: int) -> None:
-    """Store null blocks as the hits before entry `end`, because the groups of a kind do not read these blocks."""
+    """Store null blocks as the first `end` hits in every group of a kind, because these blocks are not read."""
     group = first
     while group != NO_GROUP:
         begin = first_hit(engine, group)

@@ -1,8 +1,9 @@
 """Keys of prompt blocks for the prefix cache: equal exactly if all tokens up to the ends of the blocks are equal.
 
-Only equality matters to a prefix cache, so a key is a small integer instead of vLLM's block hash. Keys follow from what
-the workload knows of its prompts: token ids, chained hashes of a trace or an engine, images, or a named prefix that
-several requests share.
+Only equality matters to a prefix cache, so a key is a small integer instead of vLLM's block hash. Keys are made from
+what the workload knows of its prompts: token ids, chained hashes of a trace or an engine, images, or a named prefix
+that several requests share. Throughout, `ahead_tokens` is the number of tokens after a block that its key covers, too;
+drafting may read them.
 """
 
 from __future__ import annotations
@@ -28,47 +29,57 @@ class _Codes(NamedTuple):
     """Codes of the full blocks of all prompts. Two blocks have the same code exactly if their prefixes are equal."""
 
     num_blocks: Column
-    """Number of blocks of each prompt; -1 if the prompt lacks the data from which the codes are made."""
+    """Number of blocks of each prompt that have codes; -1 if the prompt lacks the data from which codes are made."""
     codes: Column
-    """Codes of all these blocks, end to end."""
+    """Codes of these blocks, prompt by prompt."""
     bound: int
     """A number that is larger than every code."""
 
 
 class PrefixKeys:
-    """Assigns keys to blocks of `block_size` tokens: each prefix that is new gets the next integer, from 0 on."""
+    """Assigns keys to the prefixes that end with blocks of `block_size` tokens: each new prefix gets the next integer,
+    from 0 on. Keys of `from_tokens` and of `from_hashes` never agree.
+    """
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self._keys: dict[Hashable, int] = {}
 
     def from_tokens(
-        self, token_ids: Sequence[int], apart: Hashable = None, ahead: int = 0, images: Sequence[ImageInput] = ()
+        self,
+        token_ids: Sequence[int],
+        namespace: Hashable = None,
+        ahead_tokens: int = 0,
+        images: Sequence[ImageInput] = (),
     ) -> list[int]:
         """Return the keys of the full blocks of a prompt with these token ids.
 
-        Blocks of prompts with different values of `apart`, such as an adapter or a salt, never have equal keys. A key
-        covers all tokens up to the end of its block and the `ahead` tokens after it, and the `images` that overlap
-        these tokens.
+        Blocks of prompts with different values of `namespace`, such as an adapter or a salt, never have equal keys. A
+        key covers all tokens up to the end of its block and the `ahead_tokens` after it, and the `images` that overlap
+        these tokens. A block with fewer tokens after it has no key.
         """
         keys: list[int] = []
-        before = -1 if apart is None else self._intern(("apart", apart))
-        for end in range(self.block_size, len(token_ids) + 1 - ahead, self.block_size):
+        before = -1 if namespace is None else self._intern(("namespace", namespace))
+        for end in range(self.block_size, len(token_ids) + 1 - ahead_tokens, self.block_size):
             begin = end - self.block_size
             inside = tuple(
                 (image.content, image.offset - begin)
                 for image in images
-                if image.offset < end + ahead and begin < image.end
+                if image.offset < end + ahead_tokens and begin < image.end
             )
-            before = self._intern(("tokens", before, tuple(token_ids[begin : end + ahead]), inside))
+            before = self._intern(("tokens", before, tuple(token_ids[begin : end + ahead_tokens]), inside))
             keys.append(before)
         return keys
 
     def from_hashes(self, hashes: Sequence[int], unit_tokens: int, prompt_tokens: int) -> list[int]:
-        """Return the keys of the full blocks of a prompt with one chained hash for each `unit_tokens` tokens.
+        """Return the keys of the full blocks of a prompt of `prompt_tokens` tokens, with one chained hash for each
+        `unit_tokens` tokens. The last hash may cover fewer tokens.
 
-        The last hash may cover fewer tokens. If a hash covers more than a block, the key of a block combines the hash
-        and the index of the block within the hash's tokens.
+        The key of a block depends on the hash that covers its last token. If a hash covers more than one block, it also
+        depends on the index of the block within the hash's tokens.
+
+        Raises:
+            WorkloadError: neither the block size nor `unit_tokens` is a multiple of the other.
         """
         _check_sizes(unit_tokens, self.block_size)
         num_blocks = min(prompt_tokens, len(hashes) * unit_tokens) // self.block_size
@@ -84,17 +95,20 @@ class PrefixKeys:
 
 
 def knows_prefixes(workload: Workload) -> bool:
-    """Tell whether a workload has data by which equal prefixes of prompts can be recognized."""
+    """Tell whether a workload has data by which equal prefixes can be recognized: token ids, hashes, turns, images or
+    named prefixes.
+    """
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     known |= workload.turns is not None or workload.images is not None
     return known or bool((workload.prefix_group >= 0).any())
 
 
-def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[np.int64]:
-    """Return the keys of the full blocks of every prompt, from the most detailed data about the prompt.
+def prompt_keys(workload: Workload, block_size: int, ahead_tokens: int = 0) -> Ragged[np.int64]:
+    """Return the keys of the full blocks of every prompt: one row for each request, from the best data about its
+    prompt.
 
-    In order of preference, these are token ids, hashes, images and named prefixes. A prompt without such data has no
-    keys. Keys are numbered in order of first appearance. A key also covers the `ahead` tokens after its block.
+    In order of preference, these data are token ids, hashes, images and named prefixes. A prompt without such data has
+    no keys. Keys are numbered in order of first appearance.
 
     Raises:
         WorkloadError: neither `block_size` nor the number of tokens per hash is a multiple of the other.
@@ -102,10 +116,10 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
     unknown = np.ones(len(workload), np.bool_)
     num_blocks, parts, num_codes = np.zeros(len(workload), np.int64), [], 0
     for lengths, codes, size in (
-        _codes_of_tokens(workload, block_size, ahead),
-        _codes_of_hashes(workload, block_size, ahead),
-        _codes_of_images(workload, block_size, ahead),
-        _codes_of_prefixes(workload, block_size, ahead),
+        _codes_of_tokens(workload, block_size, ahead_tokens),
+        _codes_of_hashes(workload, block_size, ahead_tokens),
+        _codes_of_images(workload, block_size, ahead_tokens),
+        _codes_of_prefixes(workload, block_size, ahead_tokens),
     ):
         rows = unknown & (lengths >= 0)
         kept = np.repeat(rows, np.maximum(lengths, 0))
@@ -120,15 +134,19 @@ def prompt_keys(workload: Workload, block_size: int, ahead: int = 0) -> Ragged[n
     return Ragged(_by_first_appearance(all_codes, num_codes), offsets, np.int64)
 
 
-def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int, ahead: int = 0) -> Ragged[np.int64]:
-    """Return the keys of `prompts`, and of the blocks of histories and answers that later turns repeat.
+def with_answers(
+    turns: Turns | None, prompts: Ragged[np.int64], block_size: int, ahead_tokens: int = 0
+) -> Ragged[np.int64]:
+    """Return the keys of every request's full blocks: those of its prompt (`prompts`), and those of its answer if the
+    prompt of a later turn repeats it.
 
-    `turns` has the number of leading tokens of a prompt that repeat an earlier turn's prompt and answer. A block of an
-    answer has the key of its tokens in the later prompt, if that is known; otherwise a new key, which both turns share.
+    A later prompt begins with `turns.history_tokens` tokens of its conversation: the prompt and the answer of the turn
+    before. A block in them has the same key in both turns: the known one, from either prompt, or else a new key. If
+    `turns` is None, return `prompts`.
     """
     if turns is None:
         return prompts
-    known, repeated = prompts.lengths, _full_blocks(turns.history_tokens.astype(np.int64), block_size, ahead)
+    known, repeated = prompts.lengths, _full_blocks(turns.history_tokens.astype(np.int64), block_size, ahead_tokens)
     of_prompt, rows = np.maximum(known, repeated), np.flatnonzero(turns.after >= 0)
     lengths = of_prompt.copy()
     np.maximum.at(lengths, turns.after[rows], repeated[rows])
@@ -150,25 +168,27 @@ def with_answers(turns: Turns | None, prompts: Ragged[np.int64], block_size: int
     return Ragged(keys, offsets, np.int64)
 
 
-def _full_blocks(tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead: int) -> Column:
-    """Return the number of blocks of each prompt that are full and have at least `ahead` prompt tokens after them."""
-    return np.asarray(np.maximum(tokens - ahead, 0) // block_size)
+def _full_blocks(num_tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead_tokens: int) -> Column:
+    """Return, for each of `num_tokens`, the number of full blocks with at least `ahead_tokens` tokens after them."""
+    return np.asarray(np.maximum(num_tokens - ahead_tokens, 0) // block_size)
 
 
 def _no_codes(workload: Workload) -> _Codes:
     return _Codes(np.full(len(workload), -1), np.empty(0, np.int64), 0)
 
 
-def _codes_of_tokens(workload: Workload, block_size: int, ahead: int) -> _Codes:
+def _codes_of_tokens(workload: Workload, block_size: int, ahead_tokens: int) -> _Codes:
     token_ids, keys = workload.prompt_token_ids, PrefixKeys(block_size)
     if token_ids is None:
         return _no_codes(workload)
-    codes = [code for row in range(len(workload)) for code in keys.from_tokens(token_ids[row].tolist(), ahead=ahead)]
-    lengths = np.where(token_ids.lengths > 0, _full_blocks(token_ids.lengths, block_size, ahead), -1)
+    codes = []
+    for row in range(len(workload)):
+        codes += keys.from_tokens(token_ids[row].tolist(), ahead_tokens=ahead_tokens)
+    lengths = np.where(token_ids.lengths > 0, _full_blocks(token_ids.lengths, block_size, ahead_tokens), -1)
     return _Codes(lengths, np.array(codes, np.int64), len(codes))
 
 
-def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> _Codes:
+def _codes_of_hashes(workload: Workload, block_size: int, ahead_tokens: int) -> _Codes:
     hashes, unit_tokens = workload.prompt_hashes, workload.hash_unit_tokens
     if not len(hashes.values):
         return _no_codes(workload)
@@ -176,18 +196,18 @@ def _codes_of_hashes(workload: Workload, block_size: int, ahead: int) -> _Codes:
     blocks_per_unit = max(unit_tokens // block_size, 1)
     covered = workload.hash_ahead_tokens
     known = np.minimum(workload.prompt_tokens, hashes.lengths * unit_tokens + covered).astype(np.int64)
-    lengths = _full_blocks(known, block_size, ahead)
+    lengths = _full_blocks(known, block_size, ahead_tokens)
     block, row = _blocks_of_rows(lengths)
     # Two units with different hashes count as different from their first token on: no finer data is known.
-    last_token = np.maximum((block + 1) * block_size - 1 + ahead - covered, 0)
+    last_token = np.maximum((block + 1) * block_size - 1 + ahead_tokens - covered, 0)
     unit = hashes.offsets[row] + last_token // unit_tokens
     distinct, number = np.unique(hashes.values, return_inverse=True)
     codes = number[unit] * blocks_per_unit + block % blocks_per_unit
     return _Codes(np.where(hashes.lengths > 0, lengths, -1), codes, len(distinct) * blocks_per_unit)
 
 
-def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> _Codes:
-    """Return codes of the known part of each prompt: its named prefix, and the images directly after the prefix."""
+def _codes_of_images(workload: Workload, block_size: int, ahead_tokens: int) -> _Codes:
+    """Return codes for the known beginning of each prompt: its named prefix, and the images directly after it."""
     images, keys = workload.images, PrefixKeys(block_size)
     if images is None:
         return _no_codes(workload)
@@ -201,22 +221,24 @@ def _codes_of_images(workload: Workload, block_size: int, ahead: int) -> _Codes:
                 break
             inside.append(ImageInput(content=image.content, offset=image.place, length=image.size.tokens))
             tokens += [*[_MARK] * has_marks, *[_IMAGE] * image.size.tokens, *[_MARK] * has_marks]
-        found = keys.from_tokens(tokens, ahead=ahead, images=inside)
+        found = keys.from_tokens(tokens, ahead_tokens=ahead_tokens, images=inside)
         lengths[row] = len(found)
         codes += found
     return _Codes(lengths, np.array(codes, np.int64), len(codes))
 
 
-def _codes_of_prefixes(workload: Workload, block_size: int, ahead: int) -> _Codes:
+def _codes_of_prefixes(workload: Workload, block_size: int, ahead_tokens: int) -> _Codes:
     groups = workload.prefix_group.astype(np.int64)
-    lengths = np.where(groups >= 0, _full_blocks(workload.prefix_tokens, block_size, ahead), 0).astype(np.int64)
+    lengths = np.where(groups >= 0, _full_blocks(workload.prefix_tokens, block_size, ahead_tokens), 0).astype(np.int64)
     block, row = _blocks_of_rows(lengths)
     longest = int(lengths.max(initial=0))
     return _Codes(np.where(groups >= 0, lengths, -1), groups[row] * longest + block, (int(groups.max()) + 1) * longest)
 
 
 def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
-    """Lay rows of `lengths` blocks end to end. For each block, return its index in its row, and the row."""
+    """Return two arrays with a value for each block of all rows, where row `i` has `lengths[i]` blocks: the index of
+    the block in its row, and the index of the row. The blocks of row 0 come first. A row is a prompt.
+    """
     row = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     return np.arange(len(row)) - begins[row], row
@@ -242,10 +264,11 @@ def _check_sizes(unit_tokens: int, block_size: int) -> None:
 
 
 def all_prompt_keys(known: Ragged[np.int64], num_blocks: npt.NDArray[np.integer[Any]], rows: range) -> Ragged[np.int64]:
-    """Return the keys of all `num_blocks` full blocks of every prompt, as `prefix_hits.key_of` computes them.
+    """Return the keys of the full blocks of every prompt, as `prefix_hits.key_of` computes them for a single group.
 
-    Blocks without a `known` key get a negative key that no other request has: it combines the request's row in the
-    workload of all servers (`rows`) and the index of the block.
+    Prompt `i` has `num_blocks[i]` full blocks. Those without a `known` key get a negative key that no other request
+    has: it combines the index of the block and the request's row in the workload of the whole fleet (`rows[i]`). A
+    prompt without any known key gets no keys.
     """
     lengths = np.where(known.lengths > 0, num_blocks, 0).astype(np.int64)
     block, row = _blocks_of_rows(lengths)
