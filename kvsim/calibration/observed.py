@@ -88,37 +88,17 @@ def observe(recording: Recording) -> Observed:
             f"{recording.name} is of a pipeline, whose stages work on several steps at once; step times are fitted to "
             "recordings of engines with one stage."
         )
-    schedule, steps = recording.schedule, recording.steps
-    index, nth = expanded(schedule.repeats)
-    step = schedule.step[index] + nth
-    tokens = schedule.tokens[index].astype(np.float64)
-    before = schedule.computed_before[index] + tokens * nth
-    prefill = (tokens > 1) | (before < recording.requests.prompt_tokens[schedule.request[index]])
-
-    def per_step(values: FloatArray) -> Any:
-        return np.bincount(step, values, len(steps))
-
+    steps, requests = recording.steps, recording.requests
     launched = np.searchsorted(steps.schedule_seq, steps.output_seq) - 1
     following = np.minimum(launched + 1, len(steps) - 1)
     direct = (launched + 1 < len(steps)) & (steps.schedule_seq[following] == steps.output_seq + 1)
-    requests = recording.requests
     order = np.argsort(requests.arrival_seq)
     together = np.flatnonzero(np.diff(requests.arrival_seq[order]) == 1)
     return Observed(
         name=recording.name,
         machine=str(recording.meta.extra.get("machine", recording.name)),
         eager=bool(recording.meta.engine.get("enforce_eager")),
-        shape=StepShape(
-            num_seqs=per_step(np.ones(len(step))),
-            num_tokens=per_step(tokens),
-            num_prefill_tokens=per_step(tokens * prefill),
-            context_tokens=per_step(before + tokens),
-            attention_pairs=per_step(prefill * (tokens * before + tokens * (tokens + 1) / 2)),
-            **_first_uses(recording),
-            shared_tokens=_shared_tokens(recording, per_step(before + tokens)),
-            num_new_seqs=per_step(_joins(schedule.request[index], step, before, tokens)),
-            **_encoded(recording),
-        ),
+        shape=_shape_of(recording),
         start_s=steps.start_s,
         end_s=steps.end_s,
         launched_before_output=launched,
@@ -127,6 +107,34 @@ def observe(recording: Recording) -> Observed:
         entry_gap_s=np.diff(requests.arrival_s[order])[together],
         entry_prompt_tokens=requests.prompt_tokens[order][together + 1],
         offload_s=np.zeros(len(steps)),
+    )
+
+
+def _shape_of(recording: Recording) -> StepShape:
+    """Return the contents of the steps. Each field has one entry per step."""
+    schedule, num_steps = recording.schedule, len(recording.steps)
+    # A schedule row covers several steps: these arrays have one entry for each row and step.
+    row, nth = expanded(schedule.repeats)
+    step = schedule.step[row] + nth
+    tokens = schedule.tokens[row].astype(np.float64)
+    before = schedule.computed_before[row] + tokens * nth
+    prefill = (tokens > 1) | (before < recording.requests.prompt_tokens[schedule.request[row]])
+
+    def per_step(values: FloatArray) -> Any:
+        return np.bincount(step, values, num_steps)
+
+    context_tokens = per_step(before + tokens)
+    return StepShape(
+        num_seqs=per_step(np.ones(len(step))),
+        num_tokens=per_step(tokens),
+        num_prefill_tokens=per_step(tokens * prefill),
+        context_tokens=context_tokens,
+        # The n-th new token attends to the tokens before it and to n new ones.
+        attention_pairs=per_step(prefill * (tokens * before + tokens * (tokens + 1) / 2)),
+        **_first_uses(recording),
+        shared_tokens=_shared_tokens(recording, context_tokens),
+        num_new_seqs=per_step(_joins(schedule.request[row], step, before, tokens)),
+        **_encoded(recording),
     )
 
 

@@ -17,7 +17,7 @@ from kvsim.recording.growing import GrowingMemory, GrowingRequests, GrowingSched
 from kvsim.recording.model import Meta, Recording
 from kvsim.recording.optional_tables import GrowingCopies, GrowingImages, GrowingTransfers
 from kvsim.recording.run_marks import Mark, Since
-from kvsim.recording.tables import IntArray, MemoryKind, Requests, RequestStatus, TransferKind
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, MemoryKind, Requests, RequestStatus, TransferKind
 
 
 class RecordingBuilder:
@@ -254,8 +254,8 @@ class RecordingBuilder:
         """
         self._memory.has_repeats |= repeat is not None
         self._memory.add(
-            self._seq, self._num_steps, MemoryKind.APPEND, request, position, address, length, requested,
-            repeat=repeat or 1,
+            self._seq, self._num_steps, MemoryKind.APPEND, request, position,
+            address=address, length=length, requested=requested, repeat=repeat or 1,
         )  # fmt: skip
 
     def release(self, request: int, num_units: int, num_cached: int, group: int = 0) -> None:
@@ -265,8 +265,8 @@ class RecordingBuilder:
         The first `num_cached` of these units stay in the prefix cache.
         """
         self._memory.add(
-            self._seq, self._num_steps, MemoryKind.RELEASE, request, 0, -1, num_units, num_units, num_cached,
-            group=group,
+            self._seq, self._num_steps, MemoryKind.RELEASE, request, 0,
+            address=WHOLE_TABLE, length=num_units, cached=num_cached, group=group,
         )  # fmt: skip
 
     def release_blocks(
@@ -279,8 +279,9 @@ class RecordingBuilder:
         """
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(
-                self._seq, self._num_steps, MemoryKind.RELEASE, request, position, block, 1, 1, keeps, group=group
-            )
+                self._seq, self._num_steps, MemoryKind.RELEASE, request, position,
+                address=block, length=1, cached=keeps, group=group,
+            )  # fmt: skip
 
     def evict(self, blocks: Sequence[int]) -> None:
         """Record that the prefixes that were cached in `blocks` were evicted."""

@@ -71,6 +71,8 @@ def _sole_ends(images: PromptImages) -> dict[tuple[int, int], int]:
 
 
 class _RequestSteps:
+    """Steps that compute one request, in order. Arrays have one entry for each step."""
+
     def __init__(self, recording: Recording, request: int) -> None:
         schedule, steps = recording.schedule, recording.steps
         rows = np.flatnonzero(schedule.request == request)
@@ -78,11 +80,15 @@ class _RequestSteps:
         step = schedule.step[rows][run] + offset
         tokens = schedule.tokens[rows].astype(np.int64)[run]
         self._after: IntArray = schedule.computed_before[rows][run] + tokens * (offset + 1)
+        """Number of computed tokens after each step."""
         self._steps = set(step.tolist())
-        self._scheduled, self._done = steps.schedule_seq[step], steps.output_seq[step]
+        self._schedule_seq, self._output_seq = steps.schedule_seq[step], steps.output_seq[step]
         settings = {**recording.meta.engine, **recording.meta.policy}
         is_ahead = bool(settings.get("async_scheduling", True))
-        self._yields = (self._after >= recording.requests.prompt_tokens[request]) & is_ahead
+        self._has_placeholder = (self._after >= recording.requests.prompt_tokens[request]) & is_ahead
+        """True for each step whose output token counts as computed before it is known, as vLLM's output placeholders
+        do.
+        """
         self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
 
     def may_release(self, seq: int, step: int, end: int | None) -> bool:
@@ -95,7 +101,7 @@ class _RequestSteps:
           processed. If `end` is None or the request was preempted, any output will do.
         - Otherwise, `step` must not schedule the request.
         """
-        outputs = self._done[self._done <= seq]
+        outputs = self._output_seq[self._output_seq <= seq]
         if not len(outputs) or outputs[-1] != seq:
             return step not in self._steps
         if end is None or not self._is_plain:
@@ -104,6 +110,9 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        begun = self._scheduled < seq
-        awaited = int((begun & self._yields & (self._done >= seq)).sum())
+        """Return the number of tokens that are processed when the output at `seq` comes: the computed tokens without
+        the placeholders of awaited outputs.
+        """
+        begun = self._schedule_seq < seq
+        awaited = int((begun & self._has_placeholder & (self._output_seq >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

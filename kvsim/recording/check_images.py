@@ -182,7 +182,7 @@ def _check_computed(recording: Recording, images: PromptImages, events: EncoderE
             rows = rows[(begin[rows] < place + length) & (end[rows] > place) & (schedule.step[rows] >= first_step)]
             for row in rows.tolist():
                 first, last = _steps_of_range(schedule.step[row], begin[row], schedule.tokens[row],
-                                              schedule.repeats[row], place, length)  # fmt: skip
+                                              schedule.repeats[row], place=place, length=length)  # fmt: skip
                 if not any(since <= first and last < until for since, until in held[pair]):
                     raise RecordingError(
                         f"{file}, row {row}: it computes tokens of image {pair[1]}, which encoder.parquet "
@@ -211,7 +211,7 @@ def _holding_steps(events: EncoderEvents, num_steps: int) -> dict[tuple[int, int
     return held
 
 
-def _steps_of_range(step: int, begin: int, tokens: int, repeat: int, place: int, length: int) -> tuple[int, int]:
+def _steps_of_range(step: int, begin: int, tokens: int, repeat: int, *, place: int, length: int) -> tuple[int, int]:
     """Return the first and the last step in which a schedule row computes any of the `length` prompt tokens from index
     `place` on.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,16 @@ def _check_unusable(recording: Recording, stated: IntArray, residencies: Residen
     agree(stated[rows], expected, file, "unusable_units", "memory.parquet", rows)
 
 
+class _Wait(NamedTuple):
+    """Wait of a request for an admission. A queue of them is in the order of these admissions."""
+
+    admission_row: int
+    """Memory row that admits the request."""
+    admission_seq: int
+    known_seq: int
+    """`seq` from which the number of slots is known that the request asks for."""
+
+
 def _next_admission_rows(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
     """Return, for each of `steps`, the memory row that admits the first request of the queue.
 
@@ -97,22 +108,26 @@ def _next_admission_rows(recording: Recording, residencies: ResidencyRows, steps
     key = sort_key(residencies.end_request, residencies.end_seq)
     # A preempted request waits since the end of its previous residency.
     since[again] = residencies.end_seq[np.searchsorted(key, sort_key(request[again], birth_seq[again])) - 1]
-    complete, moments = since.copy(), recording.steps.schedule_seq
-    complete[again] = recording.steps.output_seq[np.searchsorted(moments, since[again]) - 1]
-    heads, queue = np.full(len(steps), -1, np.int64), list[tuple[int, int, int]]()
+    known_seq, moments = since.copy(), recording.steps.schedule_seq
+    known_seq[again] = recording.steps.output_seq[np.searchsorted(moments, since[again]) - 1]
+    heads, queue = np.full(len(steps), -1, np.int64), list[_Wait]()
     waiting = np.argsort(-since, kind="stable").tolist()  # the earliest is popped first
     for nth, moment in enumerate(moments[steps].tolist()):
         while waiting and since[waiting[-1]] <= moment:
             of = waiting.pop()
-            heapq.heappush(queue, (int(residencies.birth_row[of]), int(birth_seq[of]), int(complete[of])))
-        while queue and queue[0][1] <= moment:
+            heapq.heappush(queue, _Wait(int(residencies.birth_row[of]), int(birth_seq[of]), int(known_seq[of])))
+        while queue and queue[0].admission_seq <= moment:
             heapq.heappop(queue)
-        if queue and queue[0][2] <= moment:
-            heads[nth] = queue[0][0]
+        if queue and queue[0].known_seq <= moment:
+            heads[nth] = queue[0].admission_row
     return heads
 
 
 def _longest_holes(recording: Recording, steps: IntArray, *, buddies: bool) -> IntArray:
+    """Return the number of units of the longest hole right after each of `steps` was scheduled.
+
+    A hole is a range of free units. With `buddies`, it is the largest buddy block in a hole.
+    """
     memory, pool = recording.memory, recording.meta.pool
     assert pool.num_units is not None
     request, position, length = memory.request.tolist(), memory.position.tolist(), memory.length.tolist()

@@ -190,21 +190,24 @@ def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)
-    now = known[rows].astype(np.int64)  # `later` is that of the request's next row, or its tokens at the end
+    now = known[rows].astype(np.int64)
     require(now >= requests.prompt_tokens[request], file, "known should be no less than the prompt", rows)
     is_last = np.append(request[1:] != request[:-1], True)
     ended = requests.status[request] == RequestStatus.FINISHED
     in_all = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request]
+    # Known tokens at the request's next row; after its last row, all its tokens.
     later = np.where(is_last, in_all, np.append(now[1:], 0))
     if recording.meta.begins_in_the_middle:  # it lacks outputs that came before
         later = np.where(is_last, now + ended, later)
     rule = "known should not fall, and an output comes behind the last step of a request"
     require(later >= now + (is_last & ended), file, rule, rows)
-    seq = np.append(steps.schedule_seq[schedule.step[rows]][1:], 0)
-    in_flight = np.append(False, (steps.output_seq[schedule.step[rows]] > seq)[:-1]) & (
-        np.append(-1, request[:-1]) == request
-    )
-    most = now + tokens + np.where(in_flight, np.append(0, tokens[:-1]), 0)
+    # A row can make all its tokens known. So can the request's previous row if it was in flight when the row was
+    # scheduled.
+    schedule_seq, output_seq = steps.schedule_seq[schedule.step[rows]], steps.output_seq[schedule.step[rows]]
+    in_flight = np.zeros(len(rows), np.bool_)
+    in_flight[1:] = (request[1:] == request[:-1]) & (output_seq[:-1] > schedule_seq[1:])
+    most = now + tokens
+    most[1:] += np.where(in_flight[1:], tokens[:-1], 0)
     is_joined = recording.meta.begins_in_the_middle & (schedule.step[rows] <= 1)
     require(is_joined | (later <= most), file, "known should be no more than the steps before verify", rows)
 

@@ -278,11 +278,11 @@ class GrowingMemory(GrowingTable):
                 length += 1
                 continue
             if length:
-                self.add(seq, step, kind, request, position, begin, length, length, group=group)
+                self.add(seq, step, kind, request, position, address=begin, length=length, group=group)
                 position += length
             begin, length = unit, 1
         if length:
-            self.add(seq, step, kind, request, position, begin, length, length, group=group)
+            self.add(seq, step, kind, request, position, address=begin, length=length, group=group)
 
     def add(
         self,
@@ -291,17 +291,18 @@ class GrowingMemory(GrowingTable):
         kind: MemoryKind,
         request: int,
         position: int,
+        *,
         address: int,
         length: int,
-        requested: int,
+        requested: int | None = None,
         cached: int = 0,
         repeat: int = 1,
         group: int = 0,
     ) -> None:
         """Add one row for `length` consecutive units from `address` on.
 
-        `requested` of these units were asked for, the first `cached` stay in the prefix cache after a release, and as
-        many units are added in each of `repeat` steps.
+        `requested` of these units were asked for (None for all), the first `cached` stay in the prefix cache after a
+        release, and as many units are added in each of `repeat` steps.
         """
         columns = self.columns
         if group and not self.columns["group"]:
@@ -316,7 +317,7 @@ class GrowingMemory(GrowingTable):
         columns["position"].append(position)
         columns["address"].append(address)
         columns["length"].append(length)
-        columns["requested"].append(requested)
+        columns["requested"].append(length if requested is None else requested)
         columns["cached"].append(cached)
         if self.has_repeats:
             columns["repeat"].append(repeat)

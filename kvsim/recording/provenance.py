@@ -189,12 +189,12 @@ def _mapping(document: Mapping[str, Any], key: str, file: Path) -> Mapping[str, 
 
 def _pool(value: Mapping[str, Any], groups: object, file: Path) -> Pool:
     integer = partial(_integer, value, file, "pool")
-    num_units = None if value.get("num_units") is None else integer("num_units", None, 1)
+    num_units = None if value.get("num_units") is None else integer("num_units", minimum=1)
     pool = Pool(
-        unit_tokens=integer("unit_tokens", None, 1),
+        unit_tokens=integer("unit_tokens", minimum=1),
         num_units=num_units,
-        first_unit=integer("first_unit", 0, 0),
-        bytes_per_unit=integer("bytes_per_unit", None, 1),
+        first_unit=integer("first_unit", default=0, minimum=0),
+        bytes_per_unit=integer("bytes_per_unit", minimum=1),
         windows=_window_pool(value, groups, file),
     )
     if num_units is not None and num_units * pool.bytes_per_unit > MAX_POOL_BYTES:
@@ -217,10 +217,12 @@ def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowP
     value, names = _mapping(pool, "windows", file), ("num_units", "bytes_per_unit", "window_tokens")
     if groups is not None or pool.get("num_units") is None:
         raise RecordingError(f"{file}: pool.windows is for a pool of units without kv_cache_groups.")
-    return WindowPool(**{name: _integer(value, file, "pool.windows", name, None, 1) for name in names})
+    return WindowPool(**{name: _integer(value, file, "pool.windows", name, minimum=1) for name in names})
 
 
-def _integer(value: Mapping[str, Any], file: Path, where: str, key: str, default: int | None, minimum: int) -> int:
+def _integer(
+    value: Mapping[str, Any], file: Path, where: str, key: str, *, default: int | None = None, minimum: int
+) -> int:
     """Return the integer in a field of `value`, which errors call `where`. Without `default`, it is required."""
     number = value.get(key, default)
     if not is_integer(number, minimum):

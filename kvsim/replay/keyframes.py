@@ -127,10 +127,15 @@ def apply_operations(
         if ledger.is_shared:
             allocations = (part.change > 0).nonzero()[0]
             np.maximum.at(freed_last, units[allocations], sort_key(part.until[allocations], first + allocations))
-            left = unit[is_release & is_held]
-            if len(left):
-                # As long as a unit is held, the request that will free it last is one of its holders: show it as owner.
-                heirs = ledger.at((freed_last[left] % SORT_KEY_LIMIT).astype(np.int32))
-                owner[left], position[left] = heirs.owner, heirs.position
-                if heirs.group is not None and len(group):
-                    group[left] = heirs.group
+            _show_remaining_holders(ledger, unit[is_release & is_held], columns)
+
+
+def _show_remaining_holders(ledger: Ledger | FewUnits, units: npt.NDArray[np.intp], columns: UnitColumns) -> None:
+    """Make a request that still holds each of `units` its owner: the one that will free the unit last."""
+    if not len(units):
+        return
+    # The key's second number is the operation that gave the unit to this request.
+    holders = ledger.at((columns.freed_last[units] % SORT_KEY_LIMIT).astype(np.int32))
+    columns.owner[units], columns.position[units] = holders.owner, holders.position
+    if holders.group is not None and len(columns.group):
+        columns.group[units] = holders.group

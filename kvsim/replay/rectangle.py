@@ -15,7 +15,7 @@ import numpy as np
 from kvsim.errors import RecordingError
 from kvsim.recording.by_request import computed_after, last_steps
 from kvsim.recording.model import MAX_UNITS, Recording
-from kvsim.recording.tables import IntArray, Memory, MemoryKind
+from kvsim.recording.tables import WHOLE_TABLE, IntArray, Memory, MemoryKind
 
 
 def with_addresses(recording: Recording) -> Recording:
@@ -28,43 +28,63 @@ def with_addresses(recording: Recording) -> Recording:
     """
     if recording.meta.pool.num_units is not None:
         return recording
-    schedule, steps, num_requests = recording.schedule, recording.steps, len(recording.requests)
-    repeats = schedule.repeats
-    first_step = np.full(num_requests, len(steps), np.int64)
-    np.minimum.at(first_step, schedule.request, schedule.step)
-    last_step, final = last_steps(recording), np.zeros(num_requests, np.int64)
-    np.maximum.at(final, schedule.request, computed_after(schedule))
-
-    opening = schedule.computed_before == 0
-    first_tokens = np.zeros(num_requests, np.int64)
-    first_tokens[schedule.request[opening]] = schedule.tokens[opening]
-
-    scheduled = np.flatnonzero(first_step < len(steps))
-    batches = [np.flatnonzero(first_step == step) for step in np.unique(first_step[scheduled])]
-    preallocated = recording.meta.policy.get("cache") == "static"
-    if preallocated:
-        for rows in batches:
-            width = int(first_tokens[rows].max() + recording.requests.max_tokens[rows].max()) - 1
-            final[rows] = max(width, int(final[rows].max()))
-    base, num_units = _lay_out(batches, final)
+    batches, row_slots = _batches(recording)
+    base, num_units = _lay_out(batches, row_slots)
     if num_units > MAX_UNITS:
         raise RecordingError(
             f"recording {recording.name!r} has a batch of {num_units:,} slots; no server has more than {MAX_UNITS:,}."
         )
+    scheduled = np.unique(recording.schedule.request).astype(np.int64)
+    zero = np.zeros_like(scheduled)
+    releases = (last_steps(recording)[scheduled], scheduled, zero, zero + WHOLE_TABLE, row_slots[scheduled], zero + 1)
+    pool = replace(recording.meta.pool, unit_tokens=1, num_units=num_units, first_unit=0)
+    meta = replace(recording.meta, pool=pool)
+    return replace(recording, meta=meta, memory=_memory(recording, _appends(recording, base, row_slots), releases))
 
+
+def _is_preallocated(recording: Recording) -> bool:
+    return recording.meta.policy.get("cache") == "static"
+
+
+def _batches(recording: Recording) -> tuple[list[IntArray], IntArray]:
+    """Return the requests of each batch, and the number of slots of each request's row at the end of its batch.
+
+    With a static cache, all rows of a batch have as many slots from its beginning on.
+    """
+    schedule, num_steps, num_requests = recording.schedule, len(recording.steps), len(recording.requests)
+    first_step = np.full(num_requests, num_steps, np.int64)
+    np.minimum.at(first_step, schedule.request, schedule.step)
+    batches: list[IntArray] = [
+        np.flatnonzero(first_step == step) for step in np.unique(first_step[first_step < num_steps])
+    ]
+    row_slots = np.zeros(num_requests, np.int64)
+    np.maximum.at(row_slots, schedule.request, computed_after(schedule))
+    if _is_preallocated(recording):
+        opening = schedule.computed_before == 0
+        first_tokens = np.zeros(num_requests, np.int64)
+        first_tokens[schedule.request[opening]] = schedule.tokens[opening]
+        for rows in batches:
+            width = int(first_tokens[rows].max() + recording.requests.max_tokens[rows].max()) - 1
+            row_slots[rows] = max(width, int(row_slots[rows].max()))
+    return batches, row_slots
+
+
+def _appends(recording: Recording, base: IntArray, row_slots: IntArray) -> tuple[Any, ...]:
+    """Return the columns of the memory rows that allocate slots: step, request, position, address, length, repeat.
+
+    `base` has the address of each request's row of slots.
+    """
+    schedule = recording.schedule
     request, step, position, length = (
         column.astype(np.int64)
         for column in (schedule.request, schedule.step, schedule.computed_before, schedule.tokens)
     )
-    if preallocated:  # allocated when the batch begins
+    repeats = schedule.repeats
+    if _is_preallocated(recording):  # all slots are allocated when the batch begins
+        opening = schedule.computed_before == 0
         request, step, position = request[opening], step[opening], position[opening]
-        length, repeats = final[request], np.ones(len(request), np.int32)
-    appends = (step, request, position, base[request] + position, length, repeats)
-    zero = np.zeros_like(scheduled)
-    releases = (last_step[scheduled], scheduled, zero, zero - 1, final[scheduled], zero + 1)
-    pool = replace(recording.meta.pool, unit_tokens=1, num_units=num_units, first_unit=0)
-    meta = replace(recording.meta, pool=pool)
-    return replace(recording, meta=meta, memory=_memory(recording, appends, releases))
+        length, repeats = row_slots[request], np.ones(len(request), np.int32)
+    return step, request, position, base[request] + position, length, repeats
 
 
 def _lay_out(batches: Sequence[IntArray], widths: IntArray) -> tuple[IntArray, int]:
