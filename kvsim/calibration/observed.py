@@ -45,7 +45,7 @@ class Observed:
     """
     launch_s: FloatArray
     """Seconds in which the host scheduled and launched each step, from its start to the start of the next step. NaN if
-    the host waited for an output in between.
+    the output of the previous step, or of this one, was processed in between.
     """
     entry_gap_s: FloatArray
     """Seconds between two requests that the engine received directly after each other; one entry per such pair."""

@@ -14,10 +14,10 @@ from kvsim.recording.tables import EncoderEvents, ImageEventKind, IntArray, Memo
 
 
 def check_image_events(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
-    """Check that images are computed while a step is scheduled, and that a request releases an image with the first
-    output after which it does not need the image, or with its block table.
+    """Check that images are computed while a step is scheduled, and that a request releases an image only when it does
+    not need the image any more.
 
-    Releases by a request are not checked if the recording begins in the middle of a run.
+    Releases are not checked if the recording begins in the middle of a run.
     """
     steps, kind, seq = recording.steps, events.kind, events.seq
     following = np.searchsorted(steps.schedule_seq, seq)

@@ -58,7 +58,7 @@ def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends
     """Check preemptions of an engine that releases the table of a preempted request at once.
 
     A whole table that is released while a step is scheduled is a preemption. One that is released with an output must
-    be of a request that ended with this output.
+    be of a request that has ended. If the request finished, it must have ended with this output.
     """
     requests, steps = recording.requests, recording.steps
     step = np.minimum(residencies.end_step, len(steps) - 1)

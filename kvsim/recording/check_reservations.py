@@ -86,7 +86,7 @@ def _check_unusable(recording: Recording, stated: IntArray, residencies: Residen
 
 
 class _Wait(NamedTuple):
-    """Wait of a request for an admission. A queue of them is in the order of these admissions."""
+    """Wait of a request for an admission. A queue of waits is in the order of the admissions."""
 
     admission_row: int
     """Memory row that admits the request."""

@@ -78,8 +78,9 @@ class Ends(NamedTuple):
         """Find the step that ended each finished request, except requests that were scheduled before the recording.
 
         If the schedule has the column `outputs`, this is the step of the request's last output. In other recordings
-        with speculative decoding, it is the step whose output frees the memory of the request. In a static batch, it is
-        the request's last step. In all other recordings, it is usually the step that computes the last output token.
+        with speculative decoding, it is the step whose output frees the memory of the request, or the request's last
+        step if no output does. In a static batch, it is the request's last step. In all other recordings, it is usually
+        the step that computes the last output token.
         """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)
@@ -115,8 +116,8 @@ def check_outputs(recording: Recording, ends: Ends, file: Path) -> None:
     """Check that requests got their first and last tokens with the outputs of the steps that computed them.
 
     Requests that were scheduled before the recording began are skipped. With static batching, the batches are checked,
-    too. With other policies, a step must end exactly where each prompt ends, and the times of aborted requests are
-    checked. These two checks are skipped if the recording begins in the middle of a run.
+    too. With other policies, a step must end exactly where each prompt ends, unless it also verifies drafts, and the
+    times of aborted requests are checked. These two checks are skipped if the recording begins in the middle of a run.
     """
     requests, steps = recording.requests, recording.steps
     answered = (requests.output_tokens > 0) & ~begun_before(recording)

@@ -58,7 +58,7 @@ class _Hashing(BufferedWriter):
 class TableFile:
     """Parquet file to which tables of any number of rows can be appended. Its bytes depend only on the rows.
 
-    Each file contains the identity of its recording, which is computed from the digests of all its files. So a complete
+    Each file contains the identity of its recording, which depends on the contents of all its files. So a complete
     file is closed in two calls: `finish` returns the digest of the file, and `close` writes the identity. `abandon`
     closes a file that will be deleted.
     """

@@ -102,7 +102,7 @@ def apply_operations(
 ) -> None:
     """Apply the operations [begin, end) to `columns`, in place.
 
-    They are applied many at a time, so owner, position and group of a unit are those of the last operation on it.
+    They are applied many at a time: the owner of a unit is that of the last operation on it, or a remaining holder.
     `newest` is scratch memory with one entry for each unit.
     """
     owner, position, refs, cached, group, freed_last = columns
