@@ -177,7 +177,9 @@ class Driver:
         return [*self.running(), *waiting, *held, *self.deferred()]
 
     def waiting(self) -> list[int]:
-        """Return the numbers of the queued sequences, the head of the queue first."""
+        """Return the numbers of the queued sequences, the head of the queue first. Skipped sequences are not queued;
+        see `skipped`.
+        """
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:

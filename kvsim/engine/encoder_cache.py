@@ -204,8 +204,8 @@ def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -
 
 @part
 def release_computed(engine: Engine, sequence: Sequence, processed: int) -> None:
-    """Release the images of a sequence whose tokens are all among the first `processed` ones. Without
-    `Settings.cuts_before_images`, `prompt_ahead_tokens` further tokens must be processed.
+    """Release the images of a sequence that end within its first `processed` tokens. Without
+    `Settings.cuts_before_images`, an image is released only after `prompt_ahead_tokens` further tokens.
     """
     if not engine.settings.cuts_before_images:
         processed -= engine.settings.prompt_ahead_tokens

@@ -131,7 +131,7 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index of the first host block in question, among those of the sequence. `end` is the index after the last one. A
+    """Index of the first host block to consider, among those of the sequence. `end` is the index after the last one. A
     store copies only those that the host lacks.
     """
     end: Small = 0

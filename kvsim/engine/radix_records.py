@@ -76,30 +76,12 @@ ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
 class RadixArguments:
     """Server arguments of SGLang that its scheduler and its cache read. They do not change during a run."""
 
+    # The tree.
     has_tree: bool = False
     eviction: int = LRU
+
+    # The queue.
     order: int = FCFS
-    max_running_requests: int = 0
-    """Largest number of requests that run at once."""
-    row_pages: int = 0
-    """Number of pages in a row of the request table: enough for the longest sequence of the run."""
-    chunk_tokens: int = 0
-    """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
-    max_prefill_tokens: int = 0
-    mixes: bool = False
-    """True if running requests decode in the same step as a prefill."""
-    serializes_prefills: bool = False
-    """True if a prefill directly after another prefill is launched only when the output of the first one was
-    processed.
-    """
-    prefill_max_requests: int = 0
-    """Largest number of requests in one prefill; 0 for no limit."""
-    prefill_decode_interval: int = 0
-    """Number of passes after a prefill in which no further prefill is tried; 0 for no restriction."""
-    interval_min_seqs: int = 0
-    """Smallest number of running requests for which `prefill_decode_interval` applies. With fewer, a prefill is tried
-    at once.
-    """
     by_priority: bool = False
     low_values_first: bool = False
     """True if the request with the smaller priority is the more important one."""
@@ -107,6 +89,31 @@ class RadixArguments:
     """True if a waiting request may preempt less important running requests."""
     preemption_threshold: int = 0
     retracts_by_priority: bool = False
+
+    # Batches.
+    max_running_requests: int = 0
+    """Largest number of requests that run at once."""
+    row_pages: int = 0
+    """Number of pages in a row of the request table: enough for the longest sequence of the run."""
+    chunk_tokens: int = 0
+    """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
+    max_prefill_tokens: int = 0
+    prefill_max_requests: int = 0
+    """Largest number of requests in one prefill; 0 for no limit."""
+    mixes: bool = False
+    """True if running requests decode in the same step as a prefill."""
+    serializes_prefills: bool = False
+    """True if a prefill directly after another prefill is launched only when the output of the first one was
+    processed.
+    """
+    prefill_decode_interval: int = 0
+    """Number of passes after a prefill in which no further prefill is tried; 0 for no restriction."""
+    interval_min_seqs: int = 0
+    """Smallest number of running requests for which `prefill_decode_interval` applies. With fewer, a prefill is tried
+    at once.
+    """
+
+    # Expected needs of memory.
     first_ratio: float = 0.0
     least_ratio: float = 0.0
     """Lower bound of `RadixState.ratio`."""
@@ -120,12 +127,16 @@ class RadixArguments:
     """Upper bound of the number of output tokens for which admission requires room, per request; SGLang's
     `CLIP_MAX_NEW_TOKENS`.
     """
+
+    # Windows.
     window_tokens: int = 0
     """Number of earlier tokens that layers with windows read; 0 if these layers have no pool of their own."""
     window_pages: int = 0
     """Number of pages in the pool for layers with windows."""
     window_interval: int = 0
     """Number of tokens that a decoding request computes from one release of window slots to the next."""
+
+    # The host tier.
     host_pages: int = 0
     write_policy: int = NO_HOST
     """Write policy of the host tier; see `NO_HOST`."""
@@ -136,31 +147,21 @@ class RadixArguments:
     """Seconds that copying a page from the host takes."""
     num_layers: int = 1
     """Number of layers. A step loads pages from the host layer by layer, while it computes."""
+
+    # Recorded rows.
     most_copy_rows: int = 0
     """Largest number of recorded copies with which a step may begin. With more, the slice ends."""
-    reports: bool = False
-    """True to record evictions, duplicates and retractions in `RadixTables.events`."""
     most_memory_rows: int = 0
     """Capacity of the memory table, in rows."""
+    reports: bool = False
+    """True to record evictions, duplicates and retractions in `RadixTables.events`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RadixState:
     """Numbers of the cache and of its scheduler that change from step to step."""
 
-    is_collecting: bool = False
-    """True while `token_slots` collects freed pages instead of freeing them. `end_free_group` then frees them in one
-    call.
-    """
-    num_free_windows: int = 0
-    num_cached_windows: int = 0
-    """Number of window pages in the tree that no request locks."""
-    num_edges: int = 0
-    """Value that was last assigned to a `Node.edge`. It grows by 1 with each assignment."""
-    matched_pages: int = 0
-    """Number of pages that the last match found, those without window slots included."""
-    host_node: int = ROOT
-    """Last node of the last match. It may be only on the host."""
+    # The tree and its pages.
     num_nodes: int = 0
     """Largest index of a record that was ever used for a node."""
     first_spare: int = 0
@@ -169,74 +170,100 @@ class RadixState:
     """
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
-    entries_end: int = 0
-    """Index after the last written entry of the half of `RadixTables.node_pages` in use."""
-    entries_limit: int = 0
-    """Index after the last entry of the half of `RadixTables.node_pages` in use."""
+    locked_pages: int = 0
     last_stamp: int = 0
     """Stamp of the last access to the tree. Stamps grow with every access; they are the values in `Node.accessed`,
     `created` and `attached`.
     """
-    locked_pages: int = 0
-    num_free_rows: int = 0
-    chunked: int = NOT_CHUNKED
-    """Number of the request that is in the middle of its prompt; `NOT_CHUNKED` if there is none."""
+    matched_pages: int = 0
+    """Number of pages that the last match found, those without window slots included."""
+    host_node: int = ROOT
+    """Last node of the last match. It may be only on the host."""
+    entries_end: int = 0
+    """Index after the last written entry of the half of `RadixTables.node_pages` in use."""
+    entries_limit: int = 0
+    """Index after the last entry of the half of `RadixTables.node_pages` in use."""
+    is_collecting: bool = False
+    """True while `token_slots` collects freed pages instead of freeing them. `end_free_group` then frees them in one
+    call.
+    """
+
+    # Windows.
+    num_free_windows: int = 0
+    num_cached_windows: int = 0
+    """Number of window pages in the tree that no request locks."""
+    num_edges: int = 0
+    """Value that was last assigned to a `Node.edge`. It grows by 1 with each assignment."""
+
+    # The queue.
+    num_entered: int = 0
+    """Number of times that requests have entered the queue, since the run began."""
+    num_waiting_passes: int = 0
+    """Number of passes, since the run began, that began with waiting requests. In every few of these, prefixes are
+    matched only to mark them as used.
+    """
+
+    # Batches.
     last_mode: int = NO_BATCH
     """Kind of the batch of the previous pass."""
+    chosen_mode: int = NO_BATCH
+    """Kind of a prefill batch that was chosen, but is launched only after the output in flight was processed;
+    `NO_BATCH` if there is none. See `RadixArguments.serializes_prefills`.
+    """
+    launched_mode: int = NO_BATCH
+    """Kind of the batch that was launched last. If it is `DECODE`, the batch has all running requests."""
+    num_launched: int = 0
+    chunked: int = NOT_CHUNKED
+    """Number of the request that is in the middle of its prompt; `NOT_CHUNKED` if there is none."""
     last_chunked: int = NOT_CHUNKED
     num_prefills: int = 0
     """Number of requests that the last prefill computes, without the decodes that are mixed in."""
-    num_ended_before: int = 0
-    """Value of `State.num_ended` when the running batch was last filtered."""
     num_last_prefill: int = 0
     """Number of requests in the last prefill's batch, decodes that are mixed in included: the used length of
     `RadixTables.last`.
     """
+    last_puts_out: bool = False
+    """True if a request of the last prefill's batch has an output limit above 0, or if decodes are mixed in."""
+    last_prefill_tokens: int = 0
     runs_last: bool = False
     """True if the running batch consists only of requests of the last prefill. A mixed batch that follows does not
     count as a second prefill in `RadixArguments.serializes_prefills`.
     """
-    last_puts_out: bool = False
-    """True if a request of the last prefill's batch has an output limit above 0, or if decodes are mixed in."""
     puts_out: bool = False
     """True if `last_puts_out` was True for any prefill that joined the running batch. If False, the running batch is
     never decoded.
     """
-    chosen_mode: int = NO_BATCH
-    """Kind of a prefill batch that was chosen, but is launched only after the output in flight was processed;
-    `NO_BATCH` if there is none. See `RadixArguments.serializes_prefills`.
+    running_prefill_tokens: int = 0
+    """Number of tokens of the prefill that became the running batch. In `num_prefilled`, SGLang counts them again with
+    every decode.
     """
     is_full: bool = False
     """True if the running batch counts as full, so that a pass tries no waiting request. It is reset, above all, when a
     request leaves the batch.
     """
-    ratio: float = 0.0
-    """Share of its remaining output limit that each running request is currently expected to use."""
-    is_ratio_reset: bool = True
-    """True if `ratio` has been reset since the last batch was launched."""
     interval_left: int = 0
-    num_waiting_passes: int = 0
-    """Number of passes, since the run began, that began with waiting requests. In every few of these, prefixes are
-    matched only to mark them as used.
-    """
-    num_entered: int = 0
-    """Number of times that requests have entered the queue, since the run began."""
-    num_prefilled: int = 0
-    """Sum of the tokens of all launched batches, as SGLang counts them for `HRRN`: a decode counts
-    `running_prefill_tokens`.
-    """
-    last_prefill_tokens: int = 0
-    running_prefill_tokens: int = 0
-    """Number of tokens of the prefill that became the running batch. In `num_prefilled`, SGLang counts them again with
-    every decode.
-    """
-    num_launched: int = 0
-    launched_mode: int = NO_BATCH
-    """Kind of the batch that was launched last. If it is `DECODE`, the batch has all running requests."""
+    num_ended_before: int = 0
+    """Value of `State.num_ended` when the running batch was last filtered."""
     results_until_scan: int = 0
     """Number of further results before any running request can reach its output limit. At 0 or below, the requests are
     scanned again.
     """
+    num_prefilled: int = 0
+    """Sum of the tokens of all launched batches, as SGLang counts them for `HRRN`: a decode counts
+    `running_prefill_tokens`.
+    """
+    num_idle_passes: int = 0
+    """Number of consecutive passes up to now that launched no batch. Arrivals, aborts and processed outputs
+    reset it.
+    """
+
+    # Expected needs of memory.
+    ratio: float = 0.0
+    """Share of its remaining output limit that each running request is currently expected to use."""
+    is_ratio_reset: bool = True
+    """True if `ratio` has been reset since the last batch was launched."""
+
+    # The pass in progress.
     total_offset: float = 0.0
     """Number of slots, besides those they hold, that running requests and those admitted in this pass are expected to
     need until they end.
@@ -249,13 +276,20 @@ class RadixState:
     """Largest number of window slots that the requests admitted in this pass hold at once, summed over them."""
     input_left: int = 0
     chunk_left: int = 0
+    num_free_rows: int = 0
     num_held_rows: int = 0
     """Number of requests admitted in this pass that already have a row."""
     admitted_chunked: int = NOT_CHUNKED
     """Number of the request whose prompt is cut, among those admitted in this pass; `NOT_CHUNKED` if there is none."""
     num_needs: int = -1
     """Number of used records in `RadixTables.needs`; -1 if none was inserted in this pass."""
+
+    # The host tier.
     num_free_host: int = 0
+    first_free_slot: int = NO_SLOT
+    """First free slot of host memory; `NO_SLOT` if none is free. `RadixTables.next_slot` has the free slot after each
+    free slot.
+    """
     num_storing: int = 0
     """Number of copies to the host that the scheduler has begun and has not found ended."""
     num_loading: int = 0
@@ -266,10 +300,6 @@ class RadixState:
     """Number of pages on the device that are locked by copies in progress, but by no request."""
     next_copy: int = 0
     """Number of the next copy; see `NodeCopy.number`."""
-    first_free_slot: int = NO_SLOT
-    """First free slot of host memory; `NO_SLOT` if none is free. `RadixTables.next_slot` has the free slot after each
-    free slot.
-    """
     store_free_s: float = 0.0
     """Time at which all copies to the host that were begun have ended, in seconds."""
     load_begin_s: float = 0.0
@@ -280,10 +310,8 @@ class RadixState:
     """Number of pages that the step being scheduled loads from the host."""
     awaited_s: float = 0.0
     """Time in seconds until which the host waits for copies of evicted nodes."""
-    num_idle_passes: int = 0
-    """Number of consecutive passes up to now that launched no batch. Arrivals, aborts and processed outputs
-    reset it.
-    """
+
+    # Recorded rows.
     num_copy_rows: int = 0
     num_events: int = 0
 

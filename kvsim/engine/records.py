@@ -47,10 +47,19 @@ class Bucketed(Linked):
 class State:
     """Numbers of an engine that change from step to step."""
 
+    # Time, events, and the end of a run.
     host_s: float = 0.0
     """Time on the host's clock, in seconds."""
     seq: int = 0
     """Number of the last event. Recorded rows refer to events by their numbers."""
+    failure: int = NO_FAILURE
+    """Reason for which the run ends before its requests do; see `NO_FAILURE`."""
+    stalled_sequence: int = 0
+    """Number of the sequence for which the engine has no room. Valid only after a slice has ended with
+    `clock.STALLED`.
+    """
+
+    # Recorded rows.
     num_steps: int = 0
     """Number of recorded steps since the run began. A step is recorded if it computes or preempts something; with
     `Settings.records_every_step`, always.
@@ -61,10 +70,19 @@ class State:
     """Number of the first step that the current slice of the run records, counted from 0."""
     first_output: int = 0
     """Number of the first output that the current slice of the run records, counted from 0."""
+    num_gaps: int = 0
+    num_memory_rows: int = 0
+    num_schedule_rows: int = 0
+
+    # Requests.
     num_submitted: int = 0
     """Number of requests that were sent since the run began. `Line.arrived` lists these requests."""
     num_arrived: int = 0
+    num_admitted: int = 0
+    """Number of requests admitted for the first time. Those of a static batch are added when it ends."""
     num_ended: int = 0
+
+    # The queue.
     num_waiting: int = 0
     """Number of waiting sequences, both queued and skipped ones."""
     num_queued: int = 0
@@ -73,22 +91,15 @@ class State:
     """Number of skipped sequences that the current pass over the queue has visited; see `waiting_queue`."""
     num_skipped_again: int = 0
     """Number of sequences that the current pass over the queue has skipped; see `waiting_queue`."""
+    num_passed_over: int = 0
+    """Number of waiting sequences that were skipped at least once since they began to wait."""
+    num_left_skipped: int = 0
+    """Number of preempted sequences that were in the list of skipped sequences when an output of an earlier step ended
+    them. vLLM up to 0.30 raises a RuntimeError when it admits such a sequence again.
+    """
+
+    # Running sequences, and steps in flight.
     num_running: int = 0
-    num_in_flight: int = 0
-    next_launched: int = 0
-    """Index in the ring `Engine.launched` at which the next step is put."""
-    awaiting: bool = False
-    """True after a step was scheduled if the next call of `clock.next_moment` processes the oldest output instead of
-    scheduling.
-    """
-    unflushed: bool = False
-    """True if a sequence has ended since the last call of `schedule`. vLLM then schedules once more, even if no
-    sequence is left, to report the end to its workers.
-    """
-    num_in_batch: int = 0
-    """Number of sequences in the step being scheduled, quiet ones included."""
-    num_listed: int = 0
-    """Number of sequences in `Engine.batch`: those of the step being scheduled, without quiet ones."""
     num_quiet: int = 0
     """Number of quiet sequences: running ones whose records the scheduler does not touch while they only decode; see
     `fast_forward`.
@@ -100,6 +111,34 @@ class State:
     Each step computes one token of each quiet sequence. So after step `n` they have `quiet_tokens + n * num_quiet`
     computed tokens in all.
     """
+    num_in_flight: int = 0
+    next_launched: int = 0
+    """Index in the ring `Engine.launched` at which the next step is put."""
+    num_scheduled: int = 0
+    """Number of steps scheduled since the run began. Steps without tokens count."""
+    awaiting: bool = False
+    """True after a step was scheduled if the next call of `clock.next_moment` processes the oldest output instead of
+    scheduling.
+    """
+    unflushed: bool = False
+    """True if a sequence has ended since the last call of `schedule`. vLLM then schedules once more, even if no
+    sequence is left, to report the end to its workers.
+    """
+    num_unawaited_outputs: int = 0
+    """Number of outputs that were discarded because the sequence had no placeholder for them. Each raises an
+    AssertionError in vLLM.
+    """
+
+    # The step being scheduled.
+    num_in_batch: int = 0
+    """Number of sequences in the step being scheduled, quiet ones included."""
+    num_listed: int = 0
+    """Number of sequences in `Engine.batch`: those of the step being scheduled, without quiet ones."""
+    num_new_seqs: int = 0
+    """Number of sequences that the step being scheduled admits."""
+    num_preempted: int = 0
+    """Number of sequences preempted by the step being scheduled."""
+    num_tokens_in_batch: int = 0
     num_prefill_tokens: int = 0
     """Number of tokens that the step being scheduled computes of prompts, and of sequences that are recomputed after a
     preemption.
@@ -108,87 +147,86 @@ class State:
     """Number of tokens that the step attends to: the computed tokens of its sequences after the step, summed."""
     attention_pairs: int = 0
     """Number of (query, key) pairs of tokens in attention whose query is a prefill token of the step."""
-    num_tokens_in_batch: int = 0
-    num_preempted: int = 0
-    """Number of sequences preempted by the step being scheduled."""
-    num_new_seqs: int = 0
-    """Number of sequences that the step being scheduled admits."""
-    num_scheduled: int = 0
-    """Number of steps scheduled since the run began. Steps without tokens count."""
-    num_drafts: int = 0
-    """Number of tokens that are drafted for each sequence after the last scheduled step."""
     input_tokens: int = 0
     """Number of tokens left of the step's budget, after subtracting those that drafting takes
     (`Settings.draft_budget_tokens`).
     """
-    has_chunk: bool = False
-    """True if the step being scheduled computes a running sequence with `Sequence.is_chunk`."""
     most_prompt_tokens: int = 0
     """Largest number of tokens of one prompt in the step being scheduled; 0 if only the budget limits it."""
-    bars_prefills: bool = False
-    """True if the step being scheduled must not compute prompts, because of `Settings.prefill_interval`."""
+    has_chunk: bool = False
+    """True if the step being scheduled computes a running sequence with `Sequence.is_chunk`."""
     has_prefill: bool = False
     """True if the step being scheduled admits a sequence with more than one token to compute."""
+    num_swapped_out: int = 0
+    """Number of blocks copied to the host by the step being scheduled."""
+    num_swapped_in: int = 0
+    num_copied_slots: int = 0
+    """Number of written slots that the step being scheduled copies to another address."""
+
+    # The prefill interval.
+    bars_prefills: bool = False
+    """True if the step being scheduled must not compute prompts, because of `Settings.prefill_interval`."""
     leaves_waiting: bool = False
     """True if the last step without `bars_prefills` left a waiting sequence that no step has skipped."""
     num_computing_steps: int = 0
     """Number of steps that computed tokens. Counted only with a prefill interval."""
     last_prefill_step: int = 0
     """Value of `num_computing_steps` after the last step that computed a prompt."""
-    num_passed_over: int = 0
-    """Number of waiting sequences that were skipped at least once since they began to wait."""
+
+    # LoRA adapters.
     num_adapter_passes: int = 0
     """Number of calls of `adapters.begin_pass`. An adapter is in use if its entry in `Engine.adapter_passes` equals
     this number.
     """
     num_adapters: int = 0
-    num_unawaited_outputs: int = 0
-    """Number of outputs that were discarded because the sequence had no placeholder for them. Each raises an
-    AssertionError in vLLM.
-    """
-    num_left_skipped: int = 0
-    """Number of preempted sequences that were in the list of skipped sequences when an output of an earlier step ended
-    them. vLLM up to 0.30 raises a RuntimeError when it admits such a sequence again.
-    """
-    num_padding_failures: int = 0
-    """Number of admissions with fewer tokens than the padding drafts need. vLLM raises an AssertionError for each."""
     num_adapter_failures: int = 0
     """Number of steps with more adapters than adapter slots. vLLM raises an AssertionError for each."""
+
+    # Speculative decoding.
+    num_drafts: int = 0
+    """Number of tokens that are drafted for each sequence after the last scheduled step."""
     num_padding_drafts: int = 0
     """Number of padding drafts, which are always rejected, that the next waiting sequence gets if it is
     admitted now.
     """
-    num_expiry_counts: int = 0
-    """Number of calls of `groups.expired_slots` since the run began. Each call counts expired tokens; see
-    `ExpiryCount.seen_in`.
-    """
+    num_padding_failures: int = 0
+    """Number of admissions with fewer tokens than the padding drafts need. vLLM raises an AssertionError for each."""
+
+    # The sequence being admitted.
     hit_tokens: int = 0
     """Number of leading tokens of the sequence being admitted that are in the prefix cache."""
     num_partly_cached: int = 0
     """Number of tokens after the hit of the sequence being admitted that some groups, but not all, have cached. 0
     unless `Settings.bounds_first_chunk`.
     """
-    num_admitted: int = 0
-    """Number of requests admitted for the first time. Those of a static batch are added when it ends."""
-    num_free_places: int = 0
+
+    # The pool.
     num_free: int = 0
     num_cached: int = 0
     """Number of free units that hold a cached prefix."""
     num_keys: int = 0
     """Number of distinct keys in the prefix cache, of blocks that can be hit."""
+    num_free_places: int = 0
     num_free_host_blocks: int = 0
-    num_swapped_out: int = 0
-    """Number of blocks copied to the host by the step being scheduled."""
-    num_swapped_in: int = 0
+    unusable_units: int = 0
+    """Number of free units if they suffice for the head of the queue, but no single free range does; otherwise 0. Set
+    when a step is recorded.
+    """
+    num_expiry_counts: int = 0
+    """Number of calls of `groups.expired_slots` since the run began. Each call counts expired tokens; see
+    `ExpiryCount.seen_in`.
+    """
+
+    # Contiguous memory.
     num_holes: int = 0
     rover: int = 0
     """Address after the extent that was allocated last. Next fit searches from there."""
-    num_copied_slots: int = 0
-    """Number of written slots that the step being scheduled copies to another address."""
     batch_is_open: bool = True
     """True if sequences may still join the running batch. Used only if a whole batch must end before the next one is
     admitted (`Settings.request_level`).
     """
+
+    # Totals of slots.
     written: int = 0
     """Number of slots with computed tokens, summed over all tables. A slot of a shared block counts in each table."""
     useful: int = 0
@@ -199,25 +237,13 @@ class State:
     """Number of slots that rounding added to the requested ones, over all tables."""
     num_unsure: int = 0
     """Number of entries in `Lists.unsure`, for `totals.settle_unsure_slots`."""
-    unusable_units: int = 0
-    """Number of free units if they suffice for the head of the queue, but no single free range does; otherwise 0. Set
-    when a step is recorded.
-    """
-    num_gaps: int = 0
-    num_memory_rows: int = 0
-    num_schedule_rows: int = 0
-    failure: int = NO_FAILURE
-    """Reason for which the run ends before its requests do; see `NO_FAILURE`."""
-    stalled_sequence: int = 0
-    """Number of the sequence for which the engine has no room. Valid only after a slice has ended with
-    `clock.STALLED`.
-    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sequence(Bucketed):
     """State of one request on the server."""
 
+    # The request.
     number: Small = 0
     """Index of the record in `Engine.sequences`. Record 0 is no sequence, but the head of the linked queue."""
     prompt_tokens: Small = 0
@@ -231,6 +257,19 @@ class Sequence(Bucketed):
     """
     num_unsure: Small = 0
     """Number of last tokens, among the `full_tokens`, that may or may not be computed; see `totals`."""
+    priority: Small = 0
+    adapter: Small = 0
+    """Number of the adapter, counted from 1; 0 for none."""
+    reservation: Small = 0
+    """Number of slots that the sequence requests at admission to a contiguous memory; 0 for other memories."""
+    num_keys: Small = 0
+    """Number of keys that are known for the prompt: one for each full block or, with groups of several block sizes, for
+    each hash (`Group.hashes_per_block`).
+    """
+    first_key: int = 0
+    """Index in `Engine.prompt_keys` of the first key of the sequence."""
+
+    # Flags, side by side so that the record stays small.
     is_refused: bool = False
     is_skipped: bool = False
     """True if the sequence is in the list of skipped sequences, not in the queue."""
@@ -238,11 +277,8 @@ class Sequence(Bucketed):
     """True if the sequence was skipped at least once since it began to wait."""
     is_chunk: bool = False
     """True if the last scheduled step did not compute the sequence up to its last token, known or in flight."""
-    adapter: Small = 0
-    """Number of the adapter, counted from 1; 0 for none."""
-    priority: Small = 0
-    reservation: Small = 0
-    """Number of slots that the sequence requests at admission to a contiguous memory; 0 for other memories."""
+
+    # Progress.
     status: Small = 0
     num_tokens: Small = 0
     """Number of known tokens: the prompt and the output that was processed."""
@@ -256,20 +292,20 @@ class Sequence(Bucketed):
     """
     placeholders: Small = 0
     """Number of output tokens that the scheduler expects from steps in flight; vLLM's `num_output_placeholders`."""
-    decodes_from: Small = 0
-    """Smallest value of `State.num_scheduled` at which a step may compute the running sequence again."""
     in_flight: Small = 0
     """Number of tokens of the sequence that steps in flight compute. Counted only with `Settings.counts_flight`."""
-    junction: Small = 0
-    """Number of tokens in the longest hit that any kind of layers has, if it is longer than the common hit of all
-    groups; otherwise 0. Set only with `Settings.keeps_junctions`.
-    """
+    decodes_from: Small = 0
+    """Smallest value of `State.num_scheduled` at which a step may compute the running sequence again."""
+    preemptions: Small = 0
+    cached_tokens: Small = 0
+
+    # Speculative decoding.
     drafts: Small = 0
     """Number of drafts that the sequence's next step verifies."""
     rejected: Small = 0
     """Number of slots of rejected drafts that `State.written` still counts. Later tokens will overwrite them."""
-    parked_tokens: Small = 0
-    """Number of computed tokens whose blocks were swapped to the host."""
+
+    # Memory.
     place: Small = 0
     """If memory has blocks, the index of the sequence's group of records in `Engine.tables`. If memory is contiguous,
     the address of the first slot of its extent. For SGLang, its row of the request table.
@@ -288,14 +324,14 @@ class Sequence(Bucketed):
     """Smallest number of known tokens at which `MemoryManager.cache` may have a further block to cache; `NEVER` without
     prefix caching.
     """
-    preemptions: Small = 0
-    cached_tokens: Small = 0
-    num_keys: Small = 0
-    """Number of keys that are known for the prompt: one for each full block or, with groups of several block sizes, for
-    each hash (`Group.hashes_per_block`).
+    junction: Small = 0
+    """Number of tokens in the longest hit that any kind of layers has, if it is longer than the common hit of all
+    groups; otherwise 0. Set only with `Settings.keeps_junctions`.
     """
-    first_key: int = 0
-    """Index in `Engine.prompt_keys` of the first key of the sequence."""
+    parked_tokens: Small = 0
+    """Number of computed tokens whose blocks were swapped to the host."""
+
+    # Steps that the scheduler skips, and recorded rows.
     quiet_since: Small = 0
     """Number of the last step, counted from 1, before the sequence became quiet; see `fast_forward`. Valid only while
     it is quiet.

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from errno import ENOENT
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvsim.errors import KvsimError, UsageError
 from kvsim.files.atomic import unwritable, whole_folder
@@ -33,10 +33,22 @@ _REPORT = "report.html"
 _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))
 
 
-def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, is_folder: bool = False) -> None:
-    """Check that `kvsim COMMAND` may write to `path`: nothing is there, or unchanged output of the same command.
+class _Existing(NamedTuple):
+    """File or folder that is at a path already."""
 
-    `overwrite` is the user's --overwrite. `is_folder` is True if the command writes a folder.
+    what: str
+    """Words for it in a message."""
+    makers: frozenset[str] | None
+    """Commands of kvsim that may replace it; empty if only --overwrite may, None if not even that may."""
+    is_unchanged: bool
+    """True if it counts as unchanged since kvsim wrote it."""
+
+
+def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, is_folder: bool = False) -> None:
+    """Check that `kvsim COMMAND` may write to `path`: nothing is there, or unchanged output of the same command. With
+    `overwrite`, the user's --overwrite, other files may be there as well, but no folder that kvsim did not write.
+
+    `is_folder` is True if the command writes a folder.
 
     Raises:
         UsageError: the command may not write there.
@@ -48,12 +60,12 @@ def may_replace(path: str | os.PathLike[str], command: str, *, overwrite: bool, 
         raise UsageError(f"cannot write {target}: it is a folder; name a file.")
     if is_folder and not target.is_dir():
         raise UsageError(f"cannot write {target}: it is a file; name a folder.")
-    what, makers, is_ours = _folder(target, command) if is_folder else _file(target)
-    if makers is None:
-        raise UsageError(f"{target} is {what}; choose another name, nothing was overwritten.")
-    if overwrite or (command in makers and is_ours):
+    existing = _folder(target, command) if is_folder else _file(target)
+    if existing.makers is None:
+        raise UsageError(f"{target} is {existing.what}; choose another name, nothing was overwritten.")
+    if overwrite or (command in existing.makers and existing.is_unchanged):
         return
-    raise UsageError(f"{target} is {what}; --overwrite replaces it, or choose another name.")
+    raise UsageError(f"{target} is {existing.what}; --overwrite replaces it, or choose another name.")
 
 
 def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> None:
@@ -112,45 +124,39 @@ def describes(text_file: Path, figure: Path) -> bool:
     return False
 
 
-def _file(target: Path) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe the file `target`. Return three values:
-
-    - what it is, as words for a message;
-    - the commands of kvsim that may replace it: an empty set if only --overwrite may, None if not even that may;
-    - whether it is unchanged since kvsim wrote it.
-    """
+def _file(target: Path) -> _Existing:
     if target.exists() and not target.is_file():
-        return "there and no ordinary file", None, False
+        return _Existing("there and no ordinary file", None, False)
     maker = maker_of(target)
     if maker is None:
-        return "there, and not as a command of kvsim wrote it", frozenset(), False
-    return f"a file that kvsim {maker} wrote", frozenset((maker,)), True
+        return _Existing("there, and not as a command of kvsim wrote it", frozenset(), False)
+    return _Existing(f"a file that kvsim {maker} wrote", frozenset((maker,)), True)
 
 
-def _folder(target: Path, command: str) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe the folder `target` as `_file` does a file. `command` is the one that is about to write."""
+def _folder(target: Path, command: str) -> _Existing:
+    """Describe the folder `target`. `command` is the command that is about to write there."""
     names = {entry.name for entry in target.iterdir()}
     if not names:
-        return "an empty folder", frozenset((command,)), True
+        return _Existing("an empty folder", frozenset((command,)), True)
     if META in names or LOG in names:
         return _recording(target, names)
     if _REPORT in names:
         return _report(target)
     if any(names == {f"{stem}.{form}" for stem in _EXPORT_STEMS} for form in ("csv", "parquet")):
-        return "a folder of tables", frozenset(), False
+        return _Existing("a folder of tables", frozenset(), False)
     return _folder_of_recordings(target, names)
 
 
-def _folder_of_recordings(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe a folder of recordings as `_file` does. Only the output of one run of a command may be replaced."""
+def _folder_of_recordings(target: Path, names: set[str]) -> _Existing:
+    """Describe a folder of recordings. Only the output of one run of a command may be replaced."""
     if not all((target / name / META).is_file() for name in names):
-        return "a folder that holds something else", None, False
+        return _Existing("a folder that holds something else", None, False)
     folders = [_recording(target / name, {entry.name for entry in (target / name).iterdir()}) for name in names]
-    makers = frozenset.intersection(*(folder[1] or frozenset() for folder in folders))
+    makers = frozenset.intersection(*(folder.makers or frozenset() for folder in folders))
     if "compare" not in makers and not _are_replicas(target, names, makers):
         # Probably the folder in which a user keeps recordings.
-        return "a folder of recordings that no one command of kvsim wrote", None, False
-    return "a folder of recordings", makers, all(folder[2] for folder in folders)
+        return _Existing("a folder of recordings that no one command of kvsim wrote", None, False)
+    return _Existing("a folder of recordings", makers, all(folder.is_unchanged for folder in folders))
 
 
 def _are_replicas(target: Path, names: set[str], makers: frozenset[str]) -> bool:
@@ -175,13 +181,13 @@ def _document(target: Path) -> dict[str, Any]:
     return {}
 
 
-def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | None, bool]:
-    """Describe a recording with the files `names` as `_file` does. Only a simulation may count as unchanged; a capture
-    of a real run never does.
+def _recording(target: Path, names: set[str]) -> _Existing:
+    """Describe a recording with the files `names`. Only a simulation may count as unchanged; a capture of a real run
+    never does.
     """
     document = _document(target)
     if not document:
-        return "a folder that holds something else", None, False
+        return _Existing("a folder that holds something else", None, False)
     source = document.get("source")
     foreign = _foreign(names - _RECORDING_FILES - ({"allocator.parquet"} if source == "hf" else set()))
     words: list[str] = []
@@ -191,16 +197,16 @@ def _recording(target: Path, names: set[str]) -> tuple[str, frozenset[str] | Non
     of = {"simulation": "a simulation", "vllm": "a real run of vLLM", "hf": "a real run of generate()"}
     by = f" that kvsim {maker} wrote" if maker.isidentifier() else ""
     edited = "" if foreign or is_as_written(target) else ", changed since or of an older version"
-    return (
+    return _Existing(
         f"a recording of {of.get(str(source), 'an unknown source')}{by}{foreign}{edited}",
         frozenset((maker,)),
         not foreign and not edited and source == "simulation",
     )
 
 
-def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
+def _report(target: Path) -> _Existing:
     if maker_of(target / _REPORT) != "report":
-        return "a folder with a report that kvsim did not write in this form", None, False
+        return _Existing("a folder with a report that kvsim did not write in this form", None, False)
     foreign = _foreign(
         str(file.relative_to(target))
         for file in target.rglob("*")
@@ -208,7 +214,7 @@ def _report(target: Path) -> tuple[str, frozenset[str] | None, bool]:
             file.is_dir() or maker_of(file) or describes(file, file.with_name(f"{file.name.partition('.')[0]}.png"))
         )
     )
-    return f"a report{foreign}", frozenset(("report",)), not foreign
+    return _Existing(f"a report{foreign}", frozenset(("report",)), not foreign)
 
 
 def _foreign(others: Iterable[str]) -> str:

@@ -32,7 +32,9 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 class SlotState(IntEnum):
-    """State of a slot of the pool. The values are the indices of columns in arrays of slots."""
+    """State of a slot of the pool. The values are the indices of the states in arrays with one number of slots for each
+    state.
+    """
 
     TOKEN = 0
     """Holds the KV of a token of a live sequence. A slot that sequences share counts once."""
