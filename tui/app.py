@@ -126,7 +126,7 @@ class KvsimApp(Careful, Playbacks):
             shown = await asyncio.to_thread(job, self._report)
         except KvsimError as error:
             self.failure = error
-            self.exit(return_code=1)
+            self.exit()
             return
         if not self._leaving:
             self.push_screen(self.playback_for(shown))

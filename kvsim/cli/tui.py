@@ -118,6 +118,8 @@ def command(
         click.echo("\nkvsim tui --lesson 1 plays one; kvsim explain 1 prints it.")
         return
     if serve:
+        if attach is None:
+            _check_opens(recording_name, policy, flags, compare=compare, lesson=lesson)
         _serve(port or _PORT)
         return
     if screenshot is None and not (sys.stdin.isatty() and sys.stdout.isatty()) and "TEXTUAL_DRIVER" not in os.environ:
@@ -172,6 +174,22 @@ def _shown(
     folders = [] if recording_name is None else server_folders(recording_name)
     make = partial(_fleet, folders) if folders else partial(_recording, recording_name, policy, flags)
     return _Shown(make, partial(_all_policies, all_runs, _quiet), ample)
+
+
+def _check_opens(
+    recording_name: str | None, policy: str | None, flags: dict[str, Any], *, compare: bool, lesson: str | None
+) -> None:
+    """Check, before a server starts, that its browsers can show what the flags ask for. Nothing is simulated."""
+    if lesson is not None:
+        import_module("kvsim_tui.lessons").find_lesson(lesson)
+    elif compare:
+        build_scenario(**flags | {"workload": recording_name or flags["workload"]})
+    elif policy is not None:
+        build_scenario(only_policy=policy, **{flag: value for flag, value in flags.items() if flag != "clock"})
+    elif recording_name is not None:
+        from kvsim.recording import find, read, read_outlines, server_folders
+
+        list(read_outlines(server_folders(recording_name))) or read(find(recording_name))
 
 
 def _content_without_run(

@@ -167,9 +167,12 @@ def page_text(url: str, clock: Callable[[], float] = time.monotonic) -> str:
 def _with_page(url: str) -> str:
     """Return `url`, with `/metrics` added if it has no path."""
     try:
-        names_page = bool(urlsplit(url).path.strip("/"))
+        parts = urlsplit(url)
+        names_page = bool(parts.path.strip("/"))
     except ValueError:  # not an address, which is reported when it is opened
         return url
+    if not parts.hostname:
+        raise UsageError(f"{url!r} is no address of a page: it has no host, as in http://127.0.0.1:8000/metrics.")
     return url if names_page else f"{url.rstrip('/')}/metrics"
 
 

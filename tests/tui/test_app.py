@@ -12,6 +12,8 @@ import pytest
 from textual.events import MouseScrollDown
 from textual.widgets import Input
 
+import kvsim_tui
+from kvsim.errors import RecordingError
 from kvsim.recording import Memory, Requests, Schedule, Steps
 from kvsim.workload import Ragged
 from kvsim_tui.app import KvsimApp
@@ -596,3 +598,14 @@ async def test_a_screen_begins_once(
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
         assert begun == [app.playback]
+
+
+def test_what_cannot_be_opened_ends_the_interface_with_its_own_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a terminal, where a recording is read while the interface shows its progress."""
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+
+    def read(_: object) -> Recording:
+        raise RecordingError("there is no recording 'nosuch'.")
+
+    with pytest.raises(RecordingError, match=r"^there is no recording 'nosuch'\.$"):
+        kvsim_tui.run(read)
