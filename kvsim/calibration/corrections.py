@@ -44,9 +44,11 @@ def with_mean_excess(times: Roofline, observed: Sequence[Observed]) -> Roofline:
         model = machine_of(times, item)
         end_s, launch = predict(model, item)
         error = item.end_s - end_s
+        # Three kinds of steps: decodes in a graph, other captured steps (with prompt tokens), and large steps.
         large = np.asarray(item.shape.num_tokens) > model.max_captured_tokens
         prefill = np.asarray(item.shape.num_prefill_tokens) > 0
         usual = (np.asarray(item.shape.new_shape) == 0) & (np.asarray(item.shape.new_kernels) == 0)
+        # Steps that waited for the launch of a step of the second or third kind.
         slow_launch = (launch >= 0) & (large | prefill)[launch]
         masked = (np.asarray(item.shape.num_seqs) > 1) & (model.masked_launch_s > 0)
         large_launch = "uncompiled_launch_s" if item.eager else "eager_launch_s"

@@ -100,6 +100,7 @@ def _hit_tokens(recording: Recording, residencies: ResidencyRows) -> npt.NDArray
     sizes = np.array([group.block_size for group in pool.groups] or [pool.unit_tokens])
     group = 0 if memory.group is None else memory.group[rows]
     end = (memory.position[rows].astype(np.int64) + memory.length[rows]) * sizes[group]
+    # Several rows of one request and moment, such as those of its groups, count as one hit.
     moment, number = np.unique(sort_key(memory.request[rows], memory.seq[rows]), return_inverse=True)
     hit_tokens = np.zeros(len(moment) + 1, np.int64)
     np.maximum.at(hit_tokens, number, end)

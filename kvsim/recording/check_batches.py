@@ -65,6 +65,7 @@ class _BatchRows(NamedTuple):
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
+    """Check that batches fit into the pool, and that a batch fails only when the pool is full."""
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units
     size = np.bincount(batches.number)[batches.number]
@@ -74,9 +75,11 @@ def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
         return
     most_tokens = np.minimum(requests.prompt_tokens.astype(np.int64) + requests.max_tokens,
                              policy.get("max_model_len", NO_LIMIT))  # fmt: skip
+    # Slots of a row if every answer is as long as allowed. The last token of an answer needs no slot.
     most = batches.width + batches.longest(most_tokens - requests.prompt_tokens) - 1
     if policy.get("memory_guard"):
         require(size * most <= num_units, file, "a batch that might not fit should be closed by the memory guard", rows)
+    # Steps that fit: the first step fills the columns of the prompt, and each step after it adds a column.
     room = num_units // size - batches.width + 1
     failed = requests.status[rows] == RequestStatus.ABORTED
     require(~failed | (batches.length == room), file, "a batch should fail where the next column does not fit", rows)

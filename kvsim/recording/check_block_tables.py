@@ -88,6 +88,7 @@ class _Tables:
         self._in_order = np.argsort(self._last_row, kind="stable")
 
     def process(self, part: slice) -> None:
+        """Check the memory rows `part`, which follow those of the previous call, and apply them to the tables."""
         memory = self._memory
         of_tables = (memory.kind[part] != MemoryKind.EVICT) & ~self._replaces[part]
         rows = np.flatnonzero(of_tables).astype(np.int32) + np.int32(part.start)
@@ -95,6 +96,7 @@ class _Tables:
         request, released = memory.request[rows], memory.kind[rows] == MemoryKind.RELEASE
         position, length = memory.position[rows], memory.length[rows].astype(np.int64)
         of_request = _ByRequest.of(request)
+        # Length of the request's table before each row. A release leaves a table of length 0.
         before = of_request.before(np.where(released, 0, position + length * _repeat(memory, rows)), self._held)
         self._check(_OF_TABLES[0], released | (position == before), rows)
         self._check(_OF_TABLES[1], ~released | (before > 0), rows)

@@ -150,6 +150,7 @@ def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntA
 
 
 def _num_beginning(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
+    """Return, for each step, the number of requests that compute in it for the first time after an admission."""
     schedule, by_request = recording.schedule, RowsByRequest.of(recording)
     step = np.searchsorted(recording.steps.schedule_seq, residencies.birth_seq)
     at = np.searchsorted(by_request.key, sort_key(residencies.birth_request, step))
@@ -229,13 +230,16 @@ def _during_copies(recording: Recording) -> npt.NDArray[np.bool_]:
 
 
 def _most_to_grow(recording: Recording, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
+    """Return the largest number of units by which the tables of each request may have to grow in its `step`."""
     schedule, requests, meta = recording.schedule, recording.requests, recording.meta
     computed = RowsByRequest.of(recording).computed_before(schedule, request, step)
     left = requests.prompt_tokens[request].astype(np.int64) + requests.output_tokens[request] - computed
+    # After an earlier preemption, a request may compute output tokens together with its prompt.
     decodes = (computed >= requests.prompt_tokens[request]) & (requests.preemptions[request] <= 1)
     most = {**meta.engine, **meta.policy}.get("max_num_batched_tokens") or NO_LIMIT
     tokens = np.where(decodes, 1, np.minimum(np.maximum(left, 1), most))
     tokens += 2 * (meta.num_drafts + 1) if meta.num_drafts else 0
+    # A group of recurrent states may need new units for all tokens of the step.
     tokens_of = [(group.block_size, group.kind is not CacheKind.MAMBA) for group in meta.pool.groups]
     units = np.zeros(len(request), np.int64)
     for size, is_of_tokens in tokens_of or [(meta.pool.unit_tokens, True)]:

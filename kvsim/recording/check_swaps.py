@@ -67,10 +67,12 @@ _ABORT, _VICTIM, _ADMISSION = range(3)
 
 
 def _events(recording: Recording, residencies: ResidencyRows, admitted: Admissions) -> list[_SwapEvent]:
+    """Return all swap events in the order in which they happen."""
     steps, requests = recording.steps, recording.requests
     aborted = np.flatnonzero(requests.status == RequestStatus.ABORTED)
     aborted_step = np.searchsorted(steps.start_s, requests.finished_s[aborted])
     step = np.minimum(residencies.end_step, len(steps) - 1)
+    # A residency that ends while a step is scheduled ends by a preemption.
     victims = np.flatnonzero((residencies.end_step == step) & (steps.schedule_seq[step] == residencies.end_seq))
     victims = victims[np.argsort(residencies.end_row[victims])]
     request, step = residencies.end_request[victims], step[victims]

@@ -24,6 +24,8 @@ def running_refs(part: Part, holders: npt.NDArray[np.int32]) -> npt.NDArray[np.i
 
     `holders` has the reference counts of all units, by address, before the first operation.
     """
+    # Sort by unit, and sum up the changes of all units in one go. Then shift the sums of each unit, so that they begin
+    # with its reference count before the first operation.
     order = stable_order(part.address, len(holders))
     unit, delta = part.address[order], part.change[order]
     first = np.flatnonzero(is_new(unit))

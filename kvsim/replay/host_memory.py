@@ -129,6 +129,7 @@ def host_memory(recording: Recording) -> HostMemory | None:
     copies, meta, num_frames = recording.copies, recording.meta, len(recording.steps) + 1
     if copies is None:
         return None
+    # Frame from which a copy is done: the one after the step whose output reports its end; `num_frames` if none does.
     reported = np.where(copies.reported_step < 0, num_frames, copies.reported_step + 1)
     first_use = np.full(int(copies.slot.max(initial=-1)) + 1, num_frames)
     np.minimum.at(first_use, copies.slot, copies.begun_step)

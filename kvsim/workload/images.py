@@ -174,6 +174,7 @@ class Images:
         tokens, added = self.tokens.copy(), np.zeros(len(self.tokens), np.int64)
         tokens[self.in_pixels] = of_sides[which.ravel()]
         added[self.in_pixels] = tokens[self.in_pixels] + MARKS
+        # An image begins behind what earlier images of its prompt add and, if it is in pixels, behind its first mark.
         through = np.concatenate(([0], np.cumsum(added)))
         before = through[:-1] - through[self.offsets[:-1]][self.prompt_index]
         place = self.place + before + self.in_pixels
@@ -269,9 +270,11 @@ class ImageDistribution:
         numbers = whole + (rng.random(len(place)) < self.mean_images - whole)
         offsets = np.concatenate(([0], np.cumsum(numbers, dtype=np.int64)))
         most = self.num_different or max(int(offsets[-1]), 1)
+        # Each different image has one size.
         sizes = np.array(self.sizes, np.int64)[rng.integers(len(self.sizes), size=most)]
         content = np.arange(offsets[-1]) if self.num_different is None else rng.integers(most, size=offsets[-1])
         width, height, tokens = sizes[content].T
+        # An image begins behind the tokens of the request's earlier images.
         before = np.concatenate(([0], np.cumsum(tokens)))
         begin = np.repeat(place.astype(np.int64) - before[offsets[:-1]], numbers) + before[:-1]
         return Images(offsets=offsets, content=content + 1, place=begin, tokens=tokens, width=width, height=height)

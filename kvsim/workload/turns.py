@@ -202,6 +202,7 @@ class Turns:
 
         Turns that wait in a circle are in none of the lists.
         """
+        # The rows that wait for row r are order[begin[r]:begin[r + 1]]; those that wait for none come before begin[0].
         order = np.argsort(self.after, kind="stable")
         begin = np.searchsorted(self.after[order], np.arange(len(self) + 1))
         levels = [order[: begin[0]]]
