@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,20 +48,14 @@ def check_waiting(recording: Recording, file: Path) -> None:
     """
     requests, steps, meta = recording.requests, recording.steps, recording.meta
     settings = {**meta.engine, **meta.policy}
+    if meta.policy_name != "paged" or meta.pool.num_units is None or _has_other_reasons(recording, settings):
+        return
     most_seqs = settings.get("max_num_active_seqs") or settings.get("max_num_seqs")
     most_tokens = settings.get("max_num_batched_tokens")
-    other_reasons = recording.copies is not None or meta.exchanges_kv or meta.pool.groups or "rules" in meta.policy
-    # A request may wait for a slot of its adapter or room for its images, and drafting may take tokens of a step.
-    other_reasons = (
-        other_reasons or recording.has_drafts or recording.images is not None or requests.adapter is not None
-    )
-    # Since vLLM 0.27, a preempted request waits for its steps in flight; the engine may also delay prefills.
-    other_reasons = other_reasons or any(
-        settings.get(name, 1) > 1 for name in ("pipeline_parallel_size", "prefill_schedule_interval")
-    )
-    if meta.policy_name != "paged" or other_reasons or meta.pool.num_units is None or not most_seqs or not most_tokens:
+    if not most_seqs or not most_tokens:
         return
     longest = int((requests.prompt_tokens.astype(np.int64) + requests.max_tokens).max(initial=0))
+    # A step admits the longest request if more than these units are free.
     units = -(-longest // meta.pool.unit_tokens) + 1 + (settings.get("watermark") or 0) * meta.pool.num_units
 
     def has_reason(rows: slice) -> np.ndarray:
@@ -70,6 +66,18 @@ def check_waiting(recording: Recording, file: Path) -> None:
 
     rule = "requests wait although the limits of meta.json and the free units leave room for any"
     require_of(has_reason, steps, file, rule)
+
+
+def _has_other_reasons(recording: Recording, settings: Mapping[str, Any]) -> bool:
+    """Tell whether a request may wait for something else than a limit of the scheduler or free units."""
+    meta = recording.meta
+    if recording.copies is not None or meta.exchanges_kv or meta.pool.groups or "rules" in meta.policy:
+        return True
+    # A request may wait for a slot of its adapter or room for its images, and drafting may take tokens of a step.
+    if recording.has_drafts or recording.images is not None or recording.requests.adapter is not None:
+        return True
+    # Since vLLM 0.27, a preempted request waits for its steps in flight; the engine may also delay prefills.
+    return any(settings.get(name, 1) > 1 for name in ("pipeline_parallel_size", "prefill_schedule_interval"))
 
 
 def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:

@@ -300,20 +300,13 @@ class Replay:
         """
         num_units = len(range(self.num_units)[units] if isinstance(units, slice) else units)
         after = [False] * len(frames) if after_output is None else after_output.tolist()
-        few, shown = None, units
-        pool: UnitStates
-        # For a small part of a pool, replaying only the operations on its units is faster.
-        if not isinstance(units, slice) and FewUnits.is_faster(self.ledger, num_units, self.num_units):
-            addresses = self.first_unit + np.asarray(units)
-            few = FewUnits(self.ledger, addresses)
-            pool, shown = SingleUnits(few, few.end_of_pool, 0), few.numbers_of(addresses)
-        else:
-            pool = self._states
+        few, pool, shown = self._pool_with(units, num_units)
         states = np.empty((len(frames), num_units), np.uint8)
         owners = np.empty((len(frames), num_units), np.int32)
         at_once = max(1, _UNITS_AT_ONCE // max(num_units, 1))
         for begin in range(0, len(frames), at_once):
             part, contents, slots = slice(begin, begin + at_once), list[UnitContents](), list[Numbers]()
+            # Collect the contents of several frames, and split them into states together.
             for nth, frame in enumerate(frames[part], start=begin):
                 seq = self._seq_at(frame, after_output=after[nth])
                 if few is None:
@@ -329,6 +322,20 @@ class Replay:
                 slots = [self._split(UnitContents(*map(np.stack, zip(*contents, strict=True))))]
             states[part] = np.concatenate(slots).reshape(-1, num_units, NUM_STATES).argmax(axis=-1)
         return states, owners
+
+    def _pool_with(
+        self, units: IntArray | slice, num_units: int
+    ) -> tuple[FewUnits | None, UnitStates, IntArray | slice]:
+        """Return the pool in which `units` are replayed fastest, and the numbers of `units` in it.
+
+        It is a sample with its contents if `units` are a small part of the pool. Otherwise it is the whole pool, and
+        None takes the place of the sample.
+        """
+        if isinstance(units, slice) or not FewUnits.is_faster(self.ledger, num_units, self.num_units):
+            return None, self._states, units
+        addresses = self.first_unit + np.asarray(units)
+        few = FewUnits(self.ledger, addresses)
+        return few, SingleUnits(few, few.end_of_pool, 0), few.numbers_of(addresses)
 
     def _contents_of(self, pool: UnitStates, units: IntArray | slice, frame: int, seq: int) -> UnitContents:
         live = self._live_at(seq)
