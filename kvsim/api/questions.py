@@ -8,10 +8,21 @@ from dataclasses import fields
 from typing import Any, Literal, overload
 
 from kvsim.api.given import RecordingLike, WorkloadLike, recording_of, requests_of
-from kvsim.diagnosis import Diagnosis, engine_of
+from kvsim.diagnosis import RUNS_BESIDE_CHANGES, Diagnosis, engine_of
 from kvsim.diagnosis import diagnose as explain
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.fitting import Answer, Goal, Load, Search, SearchedServer, Server, SGLangServer, answer, engine_for
+from kvsim.fitting import (
+    RUNS_OF_LARGEST_LOAD,
+    Answer,
+    Goal,
+    Load,
+    Search,
+    SearchedServer,
+    Server,
+    SGLangServer,
+    answer,
+    engine_for,
+)
 from kvsim.hardware import find_gpu
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.models import find_model
@@ -104,8 +115,9 @@ def fit(
         raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give users as well.")
     load = Load(workload=requests, users=users, think_s=think_s)
     known = server(on) if isinstance(on, str) else on
-    chosen = engine_for(load, most + 40, known.memory, known.replicas) if engine == "auto" else engine
-    search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
+    if engine == "auto":
+        engine = engine_for(load, most + RUNS_OF_LARGEST_LOAD, known.memory, known.replicas)
+    search = Search(num_jobs=num_jobs, engine=engine, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
     return answer(known, load, goal, search, most=most)
 
@@ -138,7 +150,8 @@ def diagnose(
         WorkloadError: none of its requests has an answer.
     """
     subject = recording_of(recording)
-    chosen = engine_of(subject, most + 20) if engine == "auto" else engine
-    search = Search(num_jobs=num_jobs, engine=chosen, progress=progress)
+    if engine == "auto":
+        engine = engine_of(subject, most + RUNS_BESIDE_CHANGES)
+    search = Search(num_jobs=num_jobs, engine=engine, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
     return explain(subject, search, goal=goal, times=times, most=most)

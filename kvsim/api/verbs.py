@@ -123,21 +123,24 @@ def simulate(
     policy = checked(policy)
     on = machine_for(machine, source, policy)
     chosen = policy_of(policy, on, _longest(machine, source))
-    servers = _servers(chosen, on, replicas, prefill, decode, kv_link, route, route_lag_s, prefix_store)
+    servers = _servers(
+        chosen, on, replicas=replicas, prefill=prefill, decode=decode, link=kv_link, route=route,
+        route_lag_s=route_lag_s, store=prefix_store,
+    )  # fmt: skip
     if servers is None:
         return _simulate(requests, chosen, on, options)
     return FleetRun(*simulation.simulate_fleet(requests, chosen, on, servers, **options))
 
 
 def _servers(
-    policy: AnyPolicy, on: Machine, replicas: int | None, prefill: int | None, decode: int | None,
+    policy: AnyPolicy, on: Machine, *, replicas: int | None, prefill: int | None, decode: int | None,
     link: KvLink | None, route: RouteName | str | Router | None, route_lag_s: float, store: PrefixStore | None,
 ) -> simulation.Servers | None:  # fmt: skip
     """Return the servers that the arguments of `simulate` ask for; None for a single server."""
     if prefill is None and decode is None:
         if link is not None:
             raise UsageError("kv_link is between prefill and decode servers; give prefill and decode as well.")
-        return _equal_servers(policy, on, replicas, route, route_lag_s, store)
+        return _equal_servers(policy, on, replicas, route=route, route_lag_s=route_lag_s, store=store)
     if replicas is not None or route_lag_s or store is not None:
         raise UsageError("prefill and decode servers take the place of replicas; leave out replicas, route_lag_s "
                          "and prefix_store.")  # fmt: skip
@@ -154,12 +157,13 @@ def _equal_servers(
     policy: AnyPolicy,
     on: Machine,
     number: int | None,
+    *,
     route: RouteName | str | Router | None,
     route_lag_s: float,
     store: PrefixStore | None,
 ) -> Replicas | None:
     if on.model.data_parallel_size > 1 and (number is None or number > 0):
-        return Replicas.ranks_of(on, policy, number or 1, route, route_lag_s, store)
+        return Replicas.ranks_of(on, policy, number or 1, route=route, route_lag_s=route_lag_s, store=store)
     if number is None:
         if route is not None or route_lag_s or store is not None:
             raise UsageError("route, route_lag_s and prefix_store are for several servers; give replicas as well.")

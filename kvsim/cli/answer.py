@@ -165,7 +165,7 @@ def _times_images(label: str) -> bool:
 
 
 def pool_words(meta: Meta) -> str:
-    """Describe the pool in bytes, units and tokens."""
+    """Describe the size of the pool in words: its bytes, and its number of tokens, blocks or pages."""
     pool = meta.pool
     if pool.num_units is None:
         return "no pool: the cache grows with the batch"

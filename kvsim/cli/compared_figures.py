@@ -217,8 +217,8 @@ def _spread(name: str, runs: Sequence[SideRun]) -> float:
     figures in percent, and 1 to all others.
     """
     values = [run.figures[name] for run in runs]
-    raised = 0 if _FIGURES[name].form is seconds else 0.01 if _FIGURES[name].form is _share else 1
-    return (max(values) + raised) / max(min(values) + raised, 1e-9)
+    added = {seconds: 0.0, _share: 0.01}.get(_FIGURES[name].form, 1.0)
+    return (max(values) + added) / max(min(values) + added, 1e-9)
 
 
 def _instead(figure: _FigureRow, before: float, after: float) -> str:

@@ -62,7 +62,7 @@ def command(
     With the http:// address or HOST:PORT of a server's /metrics, it has only some of these facts, and the output tells
     how to record the others.
     """
-    from kvsim.diagnosis import diagnose, engine_of
+    from kvsim.diagnosis import RUNS_BESIDE_CHANGES, diagnose, engine_of
     from kvsim.fitting import Goal, Search
 
     goal = Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99)
@@ -82,9 +82,10 @@ def command(
 
         diagnose_sglang(recording, tries=points > 0, as_json=as_json)
         return
-    chosen = engine_of(recording, points + 20) if engine == "auto" else engine
+    if engine == "auto":
+        engine = engine_of(recording, points + RUNS_BESIDE_CHANGES)
     with progress("diagnose") as report:
-        search = Search(num_jobs=jobs, engine=chosen, progress=report)
+        search = Search(num_jobs=jobs, engine=engine, progress=report)
         found = diagnose(recording, search, goal=goal, times=profile, most=points)
     if as_json:
         print_json(found.as_dict())

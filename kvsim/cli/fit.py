@@ -110,9 +110,15 @@ def command(
         may_save(figure, "fit", overwrite=overwrite)
     server, workload = _server_and_requests(flags, fleet)
     found = _search(
-        server, load_of(flags, workload), Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99),
-        points, jobs, engine, multiples, prices_of(gpu_hour_price, server.gpu.name),
-    )  # fmt: skip
+        server,
+        load_of(flags, workload),
+        Goal(ttft_p99_s=ttft_p99, tpot_p99_s=tpot_p99),
+        points=points,
+        jobs=jobs,
+        engine=engine,
+        multiples=multiples,
+        prices=prices_of(gpu_hour_price, server.gpu.name),
+    )
     if figure is not None:
         from kvsim.plots import save
         from kvsim.plots.fit_frontier import draw_fit
@@ -171,16 +177,16 @@ def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[Sear
 
 
 def _search(
-    server: SearchedServer, load: Load, goal: Goal, points: int, jobs: int, engine: EngineName,
+    server: SearchedServer, load: Load, goal: Goal, *, points: int, jobs: int, engine: EngineName,
     multiples: Sequence[float], prices: Mapping[str, float],
 ) -> _Findings:  # fmt: skip
-    from kvsim.fitting import Search, answer, engine_for
+    from kvsim.fitting import RUNS_OF_LARGEST_LOAD, Search, answer, engine_for
     from kvsim.fitting.draft_effect import without_drafts
     from kvsim.fitting.growth import grown
 
     if engine == "auto":
-        # Estimates of the number of simulations: the search for the largest load takes about 40 beside the changes.
-        num_simulations = points + 40 if points else 3
+        # Estimates of the number of simulations. Without points, no larger load is searched for.
+        num_simulations = points + RUNS_OF_LARGEST_LOAD if points else 3
         engine = engine_for(load, num_simulations, server.memory, server.replicas)
     with progress("fit") as report:
         search = Search(num_jobs=jobs, engine=engine, progress=report)

@@ -176,7 +176,9 @@ def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Server
     if fleet.disaggregation is not None:
         return replace(fleet.disaggregation, ranks=machine.model.data_parallel_size)
     if machine.model.data_parallel_size > 1:
-        return Replicas.ranks_of(machine, policy, fleet.replicas, fleet.route, fleet.route_lag_s, fleet.store)
+        return Replicas.ranks_of(
+            machine, policy, fleet.replicas, route=fleet.route, route_lag_s=fleet.route_lag_s, store=fleet.store
+        )
     if fleet.replicas == 1 and fleet.store is None:
         return None
     return Replicas(number=fleet.replicas, route=fleet.route, route_lag_s=fleet.route_lag_s, store=fleet.store)

@@ -107,8 +107,10 @@ def command(
     it, flags of a simulation such as --model show that simulation, by default with --policy paged. Without such flags,
     a recorded vLLM run is shown.
     """
-    _check_one_source(recording_name, policy, compare, lesson, attach)
-    shows_no_run = _content_without_run(recording_name, flags, lesson, attach, compare, screenshot)
+    _check_one_source(recording_name, policy, compare=compare, lesson=lesson, attach=attach)
+    shows_no_run = _content_without_run(
+        recording_name, flags, lesson=lesson, attach=attach, compare=compare, screenshot=screenshot
+    )
     policy = _checked_policy(context, policy, shows_no_run, shows_other=bool(recording_name or compare))
     columns_rows = _checked_size(size, screenshot, at_s, overwrite=overwrite)
     if lesson == _LIST:
@@ -193,7 +195,7 @@ def _check_opens(
 
 
 def _content_without_run(
-    recording_name: str | None, flags: Mapping[str, Any], lesson: str | None, attach: str | None, compare: bool,
+    recording_name: str | None, flags: Mapping[str, Any], *, lesson: str | None, attach: str | None, compare: bool,
     screenshot: Path | None,
 ) -> str:  # fmt: skip
     """Describe the content that the flags ask for if it needs no simulation; otherwise return an empty text."""
@@ -235,7 +237,7 @@ def _flag_of_a_run(context: click.Context) -> str:
 
 
 def _check_one_source(
-    recording_name: str | None, policy: str | None, compare: bool, lesson: str | None, attach: str | None
+    recording_name: str | None, policy: str | None, *, compare: bool, lesson: str | None, attach: str | None
 ) -> None:
     if recording_name is not None and policy is not None:
         raise UsageError("give a recording to replay or --policy to simulate, not both.")

@@ -8,9 +8,10 @@ from kvsim.diagnosis.diagnosis import Diagnosis, diagnose
 from kvsim.diagnosis.from_metrics import MetricsDiagnosis, diagnose_metrics
 from kvsim.diagnosis.losses import Admission, Loss, Spell, losses_of, spells_of
 from kvsim.diagnosis.retractions import RemedyRun, Retraction, retractions_of, try_remedies
-from kvsim.diagnosis.subject import engine_of, load_of, server_of
+from kvsim.diagnosis.subject import RUNS_BESIDE_CHANGES, engine_of, load_of, server_of
 
 __all__ = [
+    "RUNS_BESIDE_CHANGES",
     "Admission",
     "Diagnosis",
     "Loss",

@@ -42,6 +42,10 @@ def load_of(recording: Recording) -> Load:
     )
 
 
+RUNS_BESIDE_CHANGES = 20
+"""Typical number of runs of a diagnosis, beside those of the changes."""
+
+
 def engine_of(recording: Recording, num_runs: int) -> EngineName:
     """Choose compiled or interpreted simulation, whichever takes less time for `num_runs` runs of the recording."""
     memory = TIERED if host_blocks_of(recording.meta) > 0 else PAGED

@@ -93,12 +93,14 @@ def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
         while num_hits < request.num_lookups and request.keys[num_hits] in kept:
             num_hits += 1
         yield num_hits
+        # While the request runs, its own blocks cannot be evicted; evict others until its blocks fit into the pool.
         for key in request.keys:
             kept.pop(key, None)
         while len(kept) > num_blocks - request.num_blocks:
             use, _, key = heappop(latest)
             if kept.get(key) == -use:  # otherwise the entry is outdated
                 del kept[key]
+        # The request ends. Of its blocks with the same next use, the last one is evicted first.
         for index, key in enumerate(request.keys):
             if uses[key]:
                 kept[key] = uses[key][-1]
@@ -115,22 +117,26 @@ def _least_recent(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
     num_empty, serial = num_blocks, 0
     for request in requests:
         table: list[int] = []
+        # 1. Hits: the oldest cached block of each leading key.
         while len(table) < request.num_lookups and blocks_of[request.keys[len(table)]]:
             table.append(blocks_of[request.keys[len(table)]][0])
             del free[table[-1]]
         yield (num_hits := len(table))
+        # 2. Other blocks: first the empty ones, then the least recently freed one, whose prefix is evicted.
         for _ in range(request.num_blocks - num_hits):
             if num_empty:
                 num_empty -= 1
             else:
                 block, key = free.popitem(last=False)
                 blocks_of[key].remove(block)
-        # Full blocks that no other request has get unique, negative keys.
+        # 3. Every new full block gets a serial number and a key. Blocks that no other request has get unique, negative
+        #    keys.
         keys = [*request.keys, *range(-serial - 1, -serial - 1 - request.num_full, -1)][: request.num_full]
         table += range(serial, serial + request.num_full - num_hits)
         serial += request.num_full
         for block, key in zip(table[num_hits:], keys[num_hits:], strict=True):
             blocks_of[key].append(block)
+        # 4. The request ends. Its partial last block has no prefix, so it is empty again.
         for block, key in reversed(list(zip(table, keys, strict=True))):
             free[block] = key
         num_empty += request.num_blocks - request.num_full

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvsim.conformance.comparable import host_blocks_of, settings_of
 from kvsim.errors import UsageError
-from kvsim.hardware import find_gpu
+from kvsim.hardware import GIB, find_gpu
 from kvsim.hf_memory import batches_of
 from kvsim.importers import workload_of
 from kvsim.machines import card_of, host_link, served_model
@@ -63,7 +63,7 @@ def _host_memory(meta: Meta) -> dict[str, float]:
     num_gpus = int(meta.engine.get("tensor_parallel_size", 1))
     block_bytes = block_size // pool.unit_tokens * pool.bytes_per_unit * num_gpus
     stated = {name: meta.policy[name] for name in ("load_gb_per_s", "store_gb_per_s") if name in meta.policy}
-    size = {"kv_offloading_size": num_blocks * block_bytes / (1 << 30)}
+    size = {"kv_offloading_size": num_blocks * block_bytes / GIB}
     return size | host_link(card_of(find_gpu(meta.gpu))) | stated
 
 

@@ -156,13 +156,15 @@ def sweep(
     file = Path(table)
     parts = file.with_name(f"{file.name}.parts")
     with _locked(parts, file):
-        return _sweep({point.key: point for point in points}, file, parts, num_jobs, backend, scheduler, progress)
+        by_key = {point.key: point for point in points}
+        return _sweep(by_key, file, parts, num_jobs=num_jobs, backend=backend, scheduler=scheduler, progress=progress)
 
 
 def _sweep(
     by_key: Mapping[str, Point],
     file: Path,
     parts: Path,
+    *,
     num_jobs: int,
     backend: Backend,
     scheduler: str,

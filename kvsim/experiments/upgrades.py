@@ -141,13 +141,13 @@ def explain_upgrade(
         first=None if moment is None else before.difference(after, moment),
         differs_from=before.steps_that_differ(after),
         num_other=_num_other(before.recording, after.recording),
-        effects=tuple(_effects(old, tried, before, moment, run_with, progress)),
+        effects=tuple(_effects(old, tried, before, moment, run_with=run_with, progress=progress)),
     )
 
 
 def _effects(
-    old: str, changes: Sequence[Change], before: _Simulated, moment: int | None, run_with: Callable[[str], _Simulated],
-    progress: Callable[[int, int], None] | None,
+    old: str, changes: Sequence[Change], before: _Simulated, moment: int | None, *,
+    run_with: Callable[[str], _Simulated], progress: Callable[[int, int], None] | None,
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and together with all earlier ones.
 

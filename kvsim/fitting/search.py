@@ -47,6 +47,8 @@ _NEARER = 0.95
 _SOONER = 0.8
 """Largest ratio of the new mean end-to-end time to the old one with which a change counts as faster."""
 _SHOWN = 6
+RUNS_OF_LARGEST_LOAD = 40
+"""Typical number of runs that find the largest load of a server, beside those of the changes."""
 _WORTH_COMPILING = 2_000_000
 """Number of output tokens, in all simulations together, from which on compiling saves time.
 

@@ -20,6 +20,7 @@ SIZES_BYTES = tuple(1 << power for power in range(12, 29, 2))
 _COPY_BYTES = 1 << 28
 _REDUCTIONS = 20
 """Number of all-reduces in one captured graph, so that starting the graph takes a small part of its time."""
+_REPLAYS = 5
 
 
 def host_copy_rates() -> tuple[float, float]:
@@ -61,7 +62,7 @@ def _measure_rank(rank: int, num_gpus: int, port: int, result: str) -> None:
 
 
 def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
-    """Return the seconds of one all-reduce: the median of five replays of a graph."""
+    """Return the seconds of one all-reduce: the median of `_REPLAYS` replays of a graph."""
     reduce()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -69,7 +70,7 @@ def _reduce_s(reduce: Callable[[], Any], capturing: Any) -> float:
         for _ in range(_REDUCTIONS):
             reduce()
     seconds = []
-    for _ in range(5):
+    for _ in range(_REPLAYS):
         torch.distributed.barrier()
         torch.cuda.synchronize()
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -16,6 +16,10 @@ from kvsim.simulation.server import ServerProcess, distinct
 if TYPE_CHECKING:
     from kvsim.simulation.setup import Setup
 
+_FEWEST_SAMPLES, _MOST_SAMPLES = 16, 256
+_MOST_READS = 4096
+"""Largest number of prefix caches that are read for all samples together, if each server is read often enough."""
+
 CachedKeys = npt.NDArray[np.int64]
 """Distinct keys of the prefix blocks that one server has cached at one moment."""
 
@@ -78,7 +82,7 @@ class _ServerView:
 class Dispatcher:
     """Sends each request to the server that its router chooses.
 
-    The router sees the prefix caches as they were `lag_s` seconds before.
+    The router sees the prefix caches as they were `lag_s` seconds before the arrival of the request.
     """
 
     def __init__(
@@ -195,10 +199,10 @@ class DuplicatePrefixes:
 def sampled_arrivals(num_requests: int, num_servers: int) -> range:
     """Return the arrivals, counted from 0, at which samples of duplicate prefixes are taken.
 
-    There are at most 256 samples. A sample reads the caches of all servers, so with more than 16 servers there are
-    fewer: 4096 divided by the number of servers, but at least 16.
+    There are at most `_MOST_SAMPLES`. A sample reads the caches of all servers, so with many servers there are fewer
+    samples: `_MOST_READS` divided by the number of servers, but at least `_FEWEST_SAMPLES`.
     """
-    most = min(max(4096 // num_servers, 16), 256)
+    most = min(max(_MOST_READS // num_servers, _FEWEST_SAMPLES), _MOST_SAMPLES)
     return range(0, num_requests, max(-(-num_requests // most), 1))
 
 

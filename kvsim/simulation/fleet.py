@@ -129,6 +129,7 @@ class Replicas:
         machine: Machine,
         policy: AnyPolicy,
         number: int = 1,
+        *,
         route: RouteName | str | Router | None = None,
         route_lag_s: float = 0.0,
         store: PrefixStore | None = None,

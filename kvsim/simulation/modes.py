@@ -55,6 +55,7 @@ def engine_for_several(memory: MemoryManager) -> EngineName:
 def begins_compiled(
     num_requests: int,
     num_output_tokens: int,
+    *,
     step_time: StepTimeModel,
     engine: EngineName,
     memory: MemoryManager | None,

@@ -24,6 +24,7 @@ import simpy
 from kvsim.engine.paged import prefix_hits
 from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, WAITING
 from kvsim.errors import IntegrityError, UsageError
+from kvsim.hardware import GIB
 from kvsim.policies import Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Role, refuse_with_connector
 
@@ -152,7 +153,7 @@ class SharedStore:
     def __init__(self, environment: simpy.Environment, setup: Setup, store: PrefixStore) -> None:
         _check(setup)
         block_bytes = setup.pool.bytes_per_unit * setup.machine.model.tensor_parallel_size
-        self.content = StoredPrefixes(int(store.gib * (1 << 30)) // block_bytes)
+        self.content = StoredPrefixes(int(store.gib * GIB) // block_bytes)
         if not self.content.capacity:
             raise UsageError(f"--prefix-store-gib {store.gib:g} has no room for a block of {block_bytes:,} bytes.")
         self._environment, self._link, self._block_bytes = environment, store.link, setup.pool.bytes_per_unit

@@ -294,6 +294,7 @@ class FinalRows:
         if engine.rectangle.stride:
             return {}
         num_gaps = int(engine.state.num_gaps)
+        # The gap before step n follows the output of step n - 1. Columns begin with the first output of the slice.
         step = column(engine.gaps, "before", num_gaps) - 1 - engine.state.first_output
         columns = {}
         for name, source in ({"running": "running", "waiting": "waiting"} | units).items():
@@ -351,6 +352,7 @@ class FinalRows:
             num_final = int(np.searchsorted(column(rows, "step", num_rows), engine.state.num_outputs))
         final = {name: column(rows, name, num_final) for name in names}
         self._sink.append(Schedule(**final | {"request": self._numbered(final["request"])}))
+        # Move the other rows to the front of the buffer, and with these the sequences' indices of their open rows.
         still_open = np.maximum(open_rows - num_final, NO_ROW)
         if isinstance(rows, np.ndarray):
             rows[: num_rows - num_final] = rows[num_final:num_rows].copy()

@@ -412,7 +412,7 @@ def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector:
     # A check reads the engine at every step in Python, which is faster with objects than with the arrays of compiled
     # code. So existing machine code is then ignored.
     memory = None if setup.options.get("check", False) else memory_of(setup.base, connector)
-    compiled = begins_compiled(num_requests, num_output_tokens, step_time, choice, memory)
+    compiled = begins_compiled(num_requests, num_output_tokens, step_time=step_time, engine=choice, memory=memory)
 
     def compile_later() -> Engine | None:
         return plan.build(compiled=True) if may_compile(num_requests, step_time, choice) else None

@@ -209,7 +209,7 @@ def test_servers_of_ranks_in_turn_are_as_many_separate_servers(policy: Paged) ->
     """
     machine, load, number = ranks(), requests(), 3
     together = measure_fleet(
-        load, policy, machine, Replicas.ranks_of(machine, policy, number, "round-robin"), check=True
+        load, policy, machine, Replicas.ranks_of(machine, policy, number, route="round-robin"), check=True
     )
     for server in range(number):
         own = load.every(number, server)
@@ -237,7 +237,7 @@ def test_one_server_of_ranks_behind_a_router_is_that_server(route: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"users": 9, "think_s": 0.02}], ids=str)
 def test_every_request_is_on_one_rank_of_one_server(options: dict[str, Any]) -> None:
     machine = ranks()
-    servers = Replicas.ranks_of(machine, POLICY, 2, "least-kv")
+    servers = Replicas.ranks_of(machine, POLICY, 2, route="least-kv")
     recordings, fleet = simulate_fleet(requests(), POLICY, machine, servers, check=True, **options)
     assert sorted(np.concatenate([each.requests.id for each in recordings])) == sorted(requests().ids)
     totals = fleet.totals()
@@ -252,12 +252,12 @@ def test_a_router_sees_the_ranks_of_a_server_together() -> None:
         return request.row % 2
 
     machine = ranks()
-    fleet = measure_fleet(requests(rate_per_s=1e6), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, route))
+    fleet = measure_fleet(requests(rate_per_s=1e6), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, route=route))
     assert [len(run.requests) for run in fleet.servers] == [10, 10, 10, 10]
     assert [row[0] for row in seen[11]] == [0, 1]
     assert [row[1] for row in seen[11]] == [6, 5]
     with pytest.raises(UsageError, match="should return the number of a server, 0 to 1"):
-        measure_fleet(requests(), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, lambda *_: 2))
+        measure_fleet(requests(), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, route=lambda *_: 2))
 
 
 def test_a_fleet_of_ranks_has_a_line_and_a_recording_for_each_rank(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_ranks_in_turn_with_a_store_that_none_shares_are_separate_servers() -> N
     """Every rank has prompts of its own, and the store has room for all."""
     load = replace(requests(60, num_prefixes=12), prefix_group=np.arange(60, dtype=np.int32) % 12)
     store, fast = PrefixStore(gib=1.0, link=KvLink(latency_s=0.0001)), dense(3, num_blocks=24)
-    together = measure_fleet(load, POLICY, fast, Replicas.ranks_of(fast, POLICY, 1, "round-robin", store=store))
+    together = measure_fleet(load, POLICY, fast, Replicas.ranks_of(fast, POLICY, 1, route="round-robin", store=store))
     assert together.store is not None
     loaded = 0
     for rank, served in enumerate(together.servers):
