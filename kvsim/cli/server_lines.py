@@ -146,17 +146,23 @@ def _lines_in_words(words: Sequence[str]) -> Iterator[ServerLine]:
 
 
 def line_at(words: Sequence[str], index: int) -> ServerLine | None:
-    """Return the server's command line that begins at `words[index]`; None if none begins there."""
-    server, release, begin = _PROGRAMS.get(tuple(words[index : index + 2])), "", index + 2
-    if server is None and words[index] == "-m" and index + 1 < len(words):
-        server = _MODULES.get(words[index + 1])
-    image, _, tag = words[index].rpartition("/")[2].partition(":")
-    if server is None and image in _IMAGES:
+    """Return the server's command line that begins at `words[index]`; None if none begins there.
+
+    It begins with a program (`vllm serve`), a module of Python (`python -m MODULE` or `-m MODULE`), or a Docker image.
+    """
+    word, following = words[index], words[index + 1] if index + 1 < len(words) else ""
+    image, _, tag = word.rpartition("/")[2].partition(":")
+    release, begin = "", index + 2
+    if (word, following) in _PROGRAMS:
+        server = _PROGRAMS[word, following]
+    elif word == "-m" and following in _MODULES:
+        server = _MODULES[following]
+    elif image in _IMAGES:
         server, begin = _IMAGES[image], index + 1
         release = found[1] if (found := _RELEASE.fullmatch(tag)) else ""
-    if server is None and words[index].startswith("python") and tuple(words[index + 1 : index + 2]) == ("-m",):
+    elif word.startswith("python") and following == "-m":
         return line_at(words, index + 1)
-    if server is None:
+    else:
         return None
     end = next((at for at in range(begin, len(words)) if _END.fullmatch(words[at])), len(words))
     return ServerLine(server, words[begin:end], release)
@@ -209,6 +215,7 @@ def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine
         values = _environment(tree)
         words = [_with_values(word, values) for word in words]
         lines = list(_lines_in_words(words))
+        # The arguments of an image may name a program again (`vllm serve …`): its words are the server's flags.
         if len(lines) == 1 and (nested := list(_lines_in_words(lines[0].words))):
             lines = [ServerLine(nested[0].server, nested[0].words, lines[0].release)]
         yield from lines

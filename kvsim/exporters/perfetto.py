@@ -154,6 +154,7 @@ class _Trace:
     ) -> None:
         """Write a track of a value over time. Equal successive values are written once."""
         self.track(uuid, name, parent=parent, counts_bytes=counts_bytes)
+        # The value put before the first one differs from it, so that the first one is written.
         changed = np.flatnonzero(np.diff(values, prepend=values[0] - 1 if len(values) else 0))
         for rows in _parts(len(changed)):
             at = changed[rows]
@@ -198,6 +199,7 @@ def _parts(count: int) -> list[slice]:
 
 def _write_steps(trace: _Trace, recording: Recording) -> None:
     steps = recording.steps
+    # Slices of one track must not overlap, but steps in flight do. So a slice begins after the end of all steps before.
     before = np.concatenate(([0.0], np.maximum.accumulate(steps.end_s)[:-1]))
     decode, prefill, both = trace.event_names(("decode", "prefill", "prefill and decode"))
     counts, which = np.unique(steps.preempted, return_inverse=True)

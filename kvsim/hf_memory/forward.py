@@ -20,7 +20,7 @@ _FULLY_SIMULATED_LAYERS = 2
 """Number of layers whose tensors are always allocated one by one.
 
 If all temporary tensors are small, later layers would take the same pieces of PyTorch's pool of small blocks again. In
-this case, later layers allocate only their keys and values.
+this case, later layers allocate only their keys and values and, with a mask, the copies of these for every query head.
 """
 
 

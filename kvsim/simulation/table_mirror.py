@@ -163,7 +163,9 @@ def _changed_entries(engine: Engine, group: int, before: Held, now: Held) -> set
         changed.update(index for index in range(shortest) if old[index] != new[index])
     if engine.groups[group].state_slots and longest > shortest > 0:
         changed.add(shortest - 1)  # the newest state of one of the two
-    for earlier, later in zip(before[1:], now[1:], strict=True):  # computed, skipped, full
+    # `computed`, `skipped` and `full` are positions in the sequence. If one moves, slots between its old and its new
+    # position change their state.
+    for earlier, later in zip(before[1:], now[1:], strict=True):
         if earlier != later:
             first, last = min(earlier, later) // block_size, max(earlier, later) // block_size
             changed.update(range(first, min(last + 1, longest)))
