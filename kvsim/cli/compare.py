@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.flag import flag
-from kvsim.cli.fleet_flags import apart_options, check_routes, fleet_of, replicas_options
+from kvsim.cli.fleet_flags import check_routes, disaggregation_options, fleet_of, replicas_options
 from kvsim.cli.ladder import check_ladder_flags, climb_ladder
 from kvsim.cli.options import PolicyParam, check_policy_flags
 from kvsim.cli.scenario import build_scenario
@@ -69,7 +69,7 @@ times_option = flag(
     help="Compare the paged policy with and without the model's KV-cache groups; without them, every layer keeps "
     "every token.",
 )
-@apart_options
+@disaggregation_options
 @replicas_options
 @overwrite_option("output")
 @json_option

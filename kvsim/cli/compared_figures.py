@@ -217,7 +217,8 @@ def _spread(name: str, runs: Sequence[SideRun]) -> float:
     figures in percent, and 1 to all others.
     """
     values = [run.figures[name] for run in runs]
-    added = {seconds: 0.0, _share: 0.01}.get(_FIGURES[name].form, 1.0)
+    added_to: dict[Callable[[float], str], float] = {seconds: 0.0, _share: 0.01}
+    added = added_to.get(_FIGURES[name].form, 1.0)
     return (max(values) + added) / max(min(values) + added, 1e-9)
 
 

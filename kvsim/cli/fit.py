@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kvsim.cli.flag import section
-from kvsim.cli.fleet_flags import FleetFlags, apart_options, fleet_of
+from kvsim.cli.fleet_flags import FleetFlags, disaggregation_options, fleet_of
 from kvsim.cli.load import check_load, load_options
 from kvsim.cli.options import check_policy_flags, engine_option, jobs_option
 from kvsim.cli.scenario_flags import scenario_options
@@ -56,7 +56,7 @@ _goal = section("Targets")
     metavar="PRICE",
     help="Price of a GPU hour, such as 2.5 or H100=2.5,B200=6. Requires a range such as --load 1x..4x.",
 )
-@apart_options
+@disaggregation_options
 @jobs_option
 @engine_option
 @click.option(

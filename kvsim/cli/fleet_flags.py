@@ -39,7 +39,7 @@ class RouteParam(click.ParamType[str]):
         return value
 
 
-apart_options = with_options(
+disaggregation_options = with_options(
     _fleet("--prefill", type=_SERVERS, help="Servers that only compute prompts; requires --decode."),
     _fleet("--decode", type=_SERVERS, help="Servers that fetch the KV of prompts, and answer; requires --prefill."),
     *flags_of(KvLink, _HEADING, {}).values(),

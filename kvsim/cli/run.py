@@ -11,8 +11,8 @@ import click
 
 from kvsim.cli.flag import flag
 from kvsim.cli.fleet_flags import (
-    apart_options,
     check_routes,
+    disaggregation_options,
     fleet_of,
     has_several_servers,
     replicas_options,
@@ -45,7 +45,7 @@ _WORTH_PROCESSES = 50_000
 @scenario_options
 @sender_options
 @engine_option
-@apart_options
+@disaggregation_options
 @replicas_options
 @click.option(
     "--front-end",

@@ -39,12 +39,12 @@ def check_pages(driver: Driver) -> None:
         holding, row = radix.holdings[number], _row(engine, number)
         places.update(row[holding.protected_tokens // unit :])
         locked.append(holding.lock)
-    # A request or a copy under way locks a node and all nodes above it.
+    # A request or a copy under way locks a node and all nodes above it. Pages that only copies lock are counted, too.
     locks, copy_locks = _num_paths(engine, locked + copied), _num_paths(engine, copied)
     num_copying = 0
-    for node, num_pages in _pages_of_nodes(engine).items():
-        places.update(num_pages)
-        num_copying += len(num_pages) if locks[node] == copy_locks[node] > 0 else 0
+    for node, pages in _pages_of_nodes(engine).items():
+        places.update(pages)
+        num_copying += len(pages) if locks[node] == copy_locks[node] > 0 else 0
         if (radix.nodes[node].locks, radix.nodes[node].copy_locks) != (locks[node], copy_locks[node]):
             raise IntegrityError(
                 f"node {node} has {radix.nodes[node].locks} locks, and {locks[node]} requests and copies on it."

@@ -222,7 +222,7 @@ def record_fleet(
 ) -> Fleet:
     """Run `workload` as `measure_fleet` does, and write each server's recording to the folder of its name in `path`."""
     setup = _setup(workload, policy, machine, servers, options, records=True)
-    if isinstance(servers, Replicas) and _are_apart(setup, servers):
+    if isinstance(servers, Replicas) and _are_independent(setup, servers):
         return _finish_separate(SeparateServers.of(setup, servers.number, path=path), _record_one, spread)
     recordings, fleet = _simulate(setup, servers)
     for name, recording in zip(servers.names(), recordings, strict=True):
@@ -257,7 +257,7 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSi
     if isinstance(servers, Disaggregation):
         return _finish_prefill_decode(PrefillDecodeRun(setup, servers, sinks))
     dispatcher = Dispatcher.of(setup, servers.router(release_of(setup.base)), servers.route_lag_s)
-    if _are_apart(setup, servers):
+    if _are_independent(setup, servers):
         return _finish_separate(SeparateServers.of(setup, servers.number, sinks=sinks), _measure_one, spread)
     run = SimulationRun(setup, sinks, num_replicas=servers.number, num_ranks=servers.ranks,
                         dispatcher=dispatcher, store=servers.store)  # fmt: skip
@@ -277,18 +277,18 @@ def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
     measured = run.finish()
     return Fleet(
         measured,
-        run.apart.names(),
+        run.disaggregation.names(),
         run.duplicates.mean_blocks,
         run.duplicates.most_blocks,
-        num_prefill=run.apart.num_prefill_ranks,
+        num_prefill=run.disaggregation.num_prefill_ranks,
         clients=run.clients(measured),
         fetched_blocks=run.fetched_blocks,
-        num_ranks=run.apart.ranks,
+        num_ranks=run.disaggregation.ranks,
         idle_steps=run.idle_steps,
     )
 
 
-def _are_apart(setup: Setup, servers: Replicas) -> bool:
+def _are_independent(setup: Setup, servers: Replicas) -> bool:
     """Tell whether servers can be simulated one by one, because none affects another.
 
     The conditions: round-robin routing, an open loop, at least one request for each server, no ranks and no store.
@@ -330,34 +330,36 @@ class SeparateServers:
         return cls(setup=setup, num_servers=num_servers, sample_s=sample_s, path=path, sinks=sinks)
 
 
-def _measure_one(apart: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
+def _measure_one(servers: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
     """Run server `number` by itself; return its results, and its cached keys at each sample time."""
-    sinks = [apart.sinks[number]] if apart.sinks else []
-    run = SimulationRun(apart.setup.every(apart.num_servers, number), sinks, sample_s=apart.sample_s)
+    sinks = [servers.sinks[number]] if servers.sinks else []
+    run = SimulationRun(servers.setup.every(servers.num_servers, number), sinks, sample_s=servers.sample_s)
     [measured] = run.finish()
     return measured, run.samples
 
 
-def _record_one(apart: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
+def _record_one(servers: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
     """Run server `number` by itself, and record it to a folder. The result is that of `_measure_one`."""
-    assert apart.path is not None
-    return record_setup(apart.setup.every(apart.num_servers, number), apart.path / str(number), apart.sample_s)
+    assert servers.path is not None
+    return record_setup(servers.setup.every(servers.num_servers, number), servers.path / str(number), servers.sample_s)
 
 
 def _finish_separate(
-    apart: SeparateServers, serve: Callable[[SeparateServers, int], tuple[Measured, list[CachedKeys]]], spread: Spread
+    servers: SeparateServers,
+    serve: Callable[[SeparateServers, int], tuple[Measured, list[CachedKeys]]],
+    spread: Spread,
 ) -> Fleet:
     """Run each server with `serve`, and count the prefixes that several servers had cached at the same time."""
-    options, num_requests = apart.setup.options.copy(), len(apart.setup.workload)
+    options, num_requests = servers.setup.options.copy(), len(servers.setup.workload)
     progress, num_ended = options.pop("progress", None), 0
     measured, samples = [], []
-    alone = replace(apart, setup=replace(apart.setup, options=options))
-    for of_server, keys in spread(serve, alone, range(apart.num_servers)):
+    alone = replace(servers, setup=replace(servers.setup, options=options))
+    for of_server, keys in spread(serve, alone, range(servers.num_servers)):
         measured.append(of_server)
         samples.append(keys)
         num_ended += len(of_server.requests)
         if progress:
             progress(num_ended, num_requests)
     duplicates = DuplicatePrefixes(num_requests, samples)
-    names = [str(number) for number in range(apart.num_servers)]
+    names = [str(number) for number in range(servers.num_servers)]
     return Fleet(measured, names, duplicates.mean_blocks, duplicates.most_blocks)

@@ -128,67 +128,69 @@ class PrefillDecodeRun(SimulationRun):
     def __init__(
         self,
         setup: Setup,
-        apart: Disaggregation,
+        disaggregation: Disaggregation,
         sinks: Sequence[RowSink] = (),
     ) -> None:
         """Build the servers. `setup` is that of a decode server.
 
         `sinks` has one sink per server or rank, those of prefill servers first. If it is empty, nothing is recorded.
         """
-        check_ranks(setup, apart.ranks)
+        check_ranks(setup, disaggregation.ranks)
         if setup.pipeline.pipeline_parallel_size > 1:
             raise UsageError("prefill and decode servers are modelled where one stage holds all layers; leave out "
                              "--pipeline-parallel-size.")  # fmt: skip
-        self.setup, self.apart, self._dispatchers = setup, apart, apart.dispatchers(setup)
+        self.setup, self.disaggregation, self._dispatchers = setup, disaggregation, disaggregation.dispatchers(setup)
         self.samples = []
         self._expected_rows = self.store = None
         self._environment = simpy.Environment()
         self._prefill_setup = _with_one_output(setup)
-        self._pair = PrefillDecodeRouter(self._environment, self._dispatchers, setup)
-        source = self._source(1 + apart.num_prefill, cast("Dispatcher", self._pair), ())
-        num_decode_ranks = apart.num_decode * apart.ranks
-        prefills, decodes = apart.prefill_connector(len(setup.workload)), apart.decode_connector(setup)
-        kinds = [(self._prefill_setup, prefills)] * apart.num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
+        self._router = PrefillDecodeRouter(self._environment, self._dispatchers, setup)
+        source = self._source(1 + disaggregation.num_prefill, cast("Dispatcher", self._router), ())
+        num_decode_ranks = disaggregation.num_decode * disaggregation.ranks
+        num_prefill_ranks = disaggregation.num_prefill_ranks
+        prefills = disaggregation.prefill_connector(len(setup.workload))
+        decodes = disaggregation.decode_connector(setup)
+        kinds = [(self._prefill_setup, prefills)] * num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
         self._bad = [exchange.failed_blocks for exchange in decodes.exchanges]
         """Indices of the blocks that fail to load, for each request; empty for most."""
-        self.locksteps = self._locksteps(apart.num_prefill + apart.num_decode)
+        self.locksteps = self._locksteps(disaggregation.num_prefill + disaggregation.num_decode)
         self._replicas = [
             self._replica(
                 source,
                 sinks[number] if sinks else None,
                 setup=of_kind,
                 connector=connector,
-                exchange=self._pair,
-                lockstep=self.locksteps[number // apart.ranks] if self.locksteps else None,
+                exchange=self._router,
+                lockstep=self.locksteps[number // disaggregation.ranks] if self.locksteps else None,
             )
             for number, (of_kind, connector) in enumerate(kinds)
         ]
-        servers = self._connect_ranks(apart.ranks)
-        self._pair.prefills, self._pair.decodes = servers[: apart.num_prefill_ranks], servers[apart.num_prefill_ranks :]
-        source.start(self._environment, self._pair.decodes)
+        servers = self._connect_ranks(disaggregation.ranks)
+        self._router.prefills, self._router.decodes = servers[:num_prefill_ranks], servers[num_prefill_ranks:]
+        source.start(self._environment, self._router.decodes)
 
     def finish(self) -> list[Measured]:
         """Run to the end. Return the results of each prefill server, then of each decode server."""
         self._run_to_end()
         measured = []
         for number, replica in enumerate(self._replicas):
-            if number < self.apart.num_prefill_ranks:
+            if number < self.disaggregation.num_prefill_ranks:
                 setup = self._prefill_setup
-                transfers = partial(transfers_of, servers=self._pair.decode_of, bad=[()] * len(self._bad))
+                transfers = partial(transfers_of, servers=self._router.decode_of, bad=[()] * len(self._bad))
             else:
                 setup = self.setup
-                transfers = partial(transfers_of, servers=self._pair.prefill_of, bad=self._bad)
+                transfers = partial(transfers_of, servers=self._router.prefill_of, bad=self._bad)
             hashes = setup.recorded_hashes()
             measured.append(replica.finish(setup.workload, hashes, self.meta(number), setup.name, transfers))
         if self.setup.options.get("check", False):
-            self._pair.check()
+            self._router.check()
         return measured
 
     def meta(self, number: int = 0) -> Meta:
         """Return the metadata of server `number`, which also states whether it is a prefill or a decode server."""
         meta = super().meta(number)
-        part = "prefill" if number < self.apart.num_prefill_ranks else "decode"
-        failures = "recompute" if self.apart.recomputes else "fail"
+        part = "prefill" if number < self.disaggregation.num_prefill_ranks else "decode"
+        failures = "recompute" if self.disaggregation.recomputes else "fail"
         engine = {**meta.engine, "kv_connector": part, "kv_load_failure_policy": failures}
         return replace(meta, engine=engine)
 
@@ -198,15 +200,16 @@ class PrefillDecodeRun(SimulationRun):
         `measured` is the result of `finish`.
         """
         requests = []
-        for of_server, server in zip(measured[self.apart.num_prefill_ranks :], self._pair.decodes, strict=True):
+        of_decodes = measured[self.disaggregation.num_prefill_ranks :]
+        for of_server, server in zip(of_decodes, self._router.decodes, strict=True):
             rows = rows_of(server.driver.engine)
-            requests.append(replace(of_server.requests, arrival_s=self._pair.sent_s[rows]))
+            requests.append(replace(of_server.requests, arrival_s=self._router.sent_s[rows]))
         return requests
 
     @property
     def fetched_blocks(self) -> int:
         """Number of blocks that decode servers have fetched from prefill servers."""
-        return self._pair.fetched_blocks
+        return self._router.fetched_blocks
 
     @property
     def duplicates(self) -> DuplicatePrefixes:
