@@ -175,7 +175,8 @@ def observe_on(card: Card, recording: Recording) -> Observed:
 
 
 def with_offload(observed: Observed, recording: Recording, cache: PagedSettings, num_layers: int) -> Observed:
-    """Return `observed` with the host time of the offload in each step, by the costs in `cache`.
+    """Return `observed` with the host time of the offload in each step, by the costs in `cache`; unchanged without
+    offload.
 
     Each step has a constant cost and a cost per sequence. Each copy has a cost in the step that submits it: for a load
     the step that decides it, for a store the step after. A copy has one piece per GPU block and layer.

@@ -61,7 +61,7 @@ def check_admissions(recording: Recording, residencies: ResidencyRows, folder: P
 def _starts_at_last_chunk(
     recording: Recording, request: IntArray, before: IntArray, is_first: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.bool_]:
-    """Tell, for each request, whether its last attention chunk begins right after its first `before` tokens.
+    """Tell, for each request with `before` computed tokens, whether it can have begun at its last attention chunk.
 
     All KV-cache groups have chunked local attention here. No later step reads tokens of earlier chunks, so these count
     as a hit even if no unit holds them. The last chunk is that of the newest known token: of the last prompt token at

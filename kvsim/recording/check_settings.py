@@ -16,7 +16,11 @@ from kvsim.recording.tables import IntArray
 
 
 def check_settings(recording: Recording, folder: Path) -> None:
-    """Check that units have the size that policy and model imply, and that no step exceeds a limit of the scheduler."""
+    """Check that units have the size that policy and model imply, and that no step exceeds a limit of the scheduler.
+
+    The size is not checked with KV-cache groups. Limits are not checked for static batches, or if the recording begins
+    in the middle of a run.
+    """
     if not recording.meta.pool.groups:
         _check_unit(recording, folder / "meta.json")
     if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:

@@ -167,7 +167,7 @@ class ColumnTable:
     def to_arrow(self) -> pa.Table:
         """Return the columns as a `pyarrow.Table`, with the types of a recording's Parquet file.
 
-        Enumerations are strings in lower case. `prompt_hashes` is a list of int64 in each row.
+        Enumerations are strings in lower case. A `Ragged` column has a list of int64 in each row.
         """
         import pyarrow as pa  # noqa: PLC0415  slow to import, and few callers need it
 
@@ -278,7 +278,9 @@ class Requests(ColumnTable):
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Seconds per output token after the first; NaN for fewer than two output tokens."""
+        """Seconds per output token after the first; NaN for fewer than two output tokens, or if the request did not
+        end.
+        """
         later_tokens = self.output_tokens - 1
         tpot_s = np.full(len(self), np.nan)
         np.divide(self.finished_s - self.first_token_s, later_tokens, out=tpot_s, where=later_tokens > 0)

@@ -32,7 +32,9 @@ class HostSlots:
     is_loading: BoolArray
     """True for host blocks that a load is reading."""
     is_overwritten: BoolArray
-    """True for host blocks whose earlier contents were evicted for a store that begins in this step."""
+    """True for host blocks whose earlier contents were evicted for a store that begins in this step. False after the
+    step's output.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

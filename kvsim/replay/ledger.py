@@ -225,9 +225,11 @@ def _check_apart(recording: Recording) -> None:
 
 
 def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt.NDArray[np.integer[Any]] | None:
-    """Return, for each release in `rows`, the number of the table's leading units that stay in the prefix cache.
+    """Return, for each release in `rows`, the number of the table's leading units that stay in the prefix cache. None
+    without a prefix cache.
 
-    Return None without a prefix cache.
+    If only a part of a table is released, the number is 0, or above all others if the part stays cached.
+
     """
     memory = recording.memory
     if not recording.meta.prefix_caching:

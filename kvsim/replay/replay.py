@@ -411,8 +411,11 @@ class Replay:
         return pad
 
     def _full_per_request(self) -> Numbers:
-        """Return, for each request, the number of slots up to its last token with KV, with the padding before it. The
-        last output token has no KV.
+        """Return, for each request, the largest number of slots that it fills, with the padding before its tokens.
+
+        A request of a static batch goes on computing after its last token. These slots do not count, nor does the last
+        output token, which has no KV.
+
         """
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":

@@ -168,7 +168,7 @@ class ListedOperations:
         tables, is_of_table = self._tables, self._operations.extent[ops] != NO_EXTENT
         extent = np.where(is_of_table, self._operations.extent[ops], 0)
 
-        def of_run(column: IntArray, nothing: int) -> IntArray:
+        def of_extent(column: IntArray, nothing: int) -> IntArray:
             return np.where(is_of_table, column[extent], nothing) if len(column) else np.full(len(extent), nothing)
 
         return Part(
@@ -176,8 +176,8 @@ class ListedOperations:
             address=self._operations.address[ops],
             length=np.broadcast_to(np.int32(1), len(row)),
             change=CHANGE[self._memory.kind[row]],
-            owner=of_run(tables.request, NO_OWNER),
-            position=of_run(tables.position, 0),
-            group=of_run(tables.group, 0),
-            until=of_run(tables.death_row, 0),
+            owner=of_extent(tables.request, NO_OWNER),
+            position=of_extent(tables.position, 0),
+            group=of_extent(tables.group, 0),
+            until=of_extent(tables.death_row, 0),
         )

@@ -47,7 +47,7 @@ def slots_of_units(
     adds up to `unit_tokens`.
 
     `pad`, `full` and `requested` have one entry for each request: the number of padding slots before its tokens, the
-    number of slots up to its last token with KV, and the number of slots that were requested for it.
+    largest number of slots that it fills (with padding), and the number of slots that were requested for it.
     """
     slots = np.zeros((*contents.owner.shape, NUM_STATES), np.int64)
     slots[..., SlotState.FREE] = np.where(contents.is_cached, 0, unit_tokens)

@@ -274,7 +274,7 @@ class Workload:
     def scaled_answers(self, factor: float) -> Workload:
         """Return the requests with answers `factor` times as long, rounded to whole tokens, at least 1.
 
-        `max_tokens` grows by the same factor.
+        `max_tokens` grows by the same factor, and is at least the new length.
 
         Raises:
             UsageError: `factor` is not a finite number above 0, or there are sessions.
