@@ -73,7 +73,11 @@ def read_allocator(folder: str | os.PathLike[str]) -> AllocatorHistory | None:
 
 
 def write_allocator(history: AllocatorHistory, folder: str | os.PathLike[str]) -> None:
-    """Write `history` beside the recording in `folder`."""
+    """Write `history` beside the recording in `folder`.
+
+    Raises:
+        RecordingError: `folder` has no `meta.json`, or it is damaged.
+    """
     import pyarrow as pa  # noqa: PLC0415
     import pyarrow.parquet as pq  # noqa: PLC0415
 

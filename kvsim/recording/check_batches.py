@@ -15,9 +15,11 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 def check_batches(recording: Recording, file: Path) -> None:
-    """Check that each batch is as wide as its longest prompt, as long as its longest answer, and fits into the pool.
+    """Check that the requests of a batch are padded to its longest prompt, and end together.
 
-    The padding before a shorter prompt and the end of a shorter answer are checked as well.
+    A batch that has ended must be as long as its longest answer. In a simulation, batches must also fit into the pool;
+    in other recordings, all requests of a batch must have the same limit.
+
     """
     requests = recording.requests
     batches = _BatchRows.of(recording)

@@ -415,7 +415,6 @@ class Replay:
 
         A request of a static batch goes on computing after its last token. These slots do not count, nor does the last
         output token, which has no KV.
-
         """
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":

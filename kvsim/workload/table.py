@@ -441,7 +441,7 @@ def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:
 
 
 def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
-    """Return the rows in order of arrival, each turn after those that it waits for; None if this is their order
+    """Return the rows in order of arrival, each turn behind the one in `Turns.after`; None if this is their order
     already.
     """
     if turns is not None and (turns.after >= np.arange(len(turns))).any():

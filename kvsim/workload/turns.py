@@ -164,28 +164,23 @@ class Turns:
     def take(self, rows: Int64Array) -> Turns:
         """Return the turns in `rows`, in this order. They wait only for turns in `rows`.
 
-        If the turn in `after` is not in `rows`, the first of `also_after` that is in `rows` takes its place. A turn
-        that waits for none of `rows` becomes a first turn.
+        If the turn in `after` is not in `rows`, the first of `also_after` that is in `rows` takes its place, and
+        the history is empty. A turn that waits for none of `rows` becomes a first turn.
         """
         # The additional last entry translates NONE, which is index -1, to NONE.
         place = np.full(len(self) + 1, NONE, np.int64)
         place[rows] = np.arange(len(rows))
         place[NONE] = NONE
         after, also = place[self.after[rows]], self.also_after.take(rows)
+        # A prompt repeats the turn in `after`. Without that turn, it has no history.
+        history = np.where(after >= 0, self.history_tokens[rows], 0)
         if not len(also.values):
-            return self._renumbered(after, rows, None)
+            return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history)
         others = [[other for other in place[also[row]].tolist() if other >= 0] for row in range(len(rows))]
         for row in np.flatnonzero(after < 0):
             after[row] = others[row].pop(0) if others[row] else NONE
-        return self._renumbered(after, rows, Ragged.from_rows(others, np.int64))
-
-    def _renumbered(self, after: Int64Array, rows: Int64Array, also_after: Ragged[np.int64] | None) -> Turns:
-        """Return the turns in `rows` with `after` and `also_after`, which have new row numbers.
-
-        First turns have no history.
-        """
-        history = np.where((after < 0) | (self.after[rows] < 0), 0, self.history_tokens[rows])
-        return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also_after)
+        also = Ragged.from_rows(others, np.int64)
+        return Turns(after=after, pause_s=self.pause_s[rows], history_tokens=history, also_after=also)
 
     def without_orphans(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return `kept`, but False for turns that wait, directly or not, for a turn that is not kept: bool[n]."""

@@ -103,6 +103,8 @@ def test_a_turn_may_wait_for_several() -> None:
     assert turns.followers() == [[1, 2], [3], [3], [], []]
     some = turns.take(np.array([0, 1, 3, 4]))
     assert (some.after.tolist(), some.num_awaited()) == ([-1, 0, 1, -1], [0, 1, 1, 0])
+    assert turns.history_tokens[3] > 0
+    assert some.history_tokens.tolist() == [0, turns.history_tokens[1], 0, 0], "the turn that row 3 repeats is gone"
     kept = turns.without_orphans(np.array([True, False, True, True, True]))
     assert kept.tolist() == [True, False, True, False, True]
 
