@@ -64,10 +64,12 @@ class DrivenEngine:
             engine_args: further arguments of vLLM's `LLM`.
         """
         os.environ |= {key: os.environ.get(key, value) for key, value in _ENVIRONMENT.items()}
+        try:
+            from vllm import LLM  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise MissingExtraError("Recording vLLM", "vllm") from error
         self._scratch = Path(tempfile.mkdtemp(prefix="kvsim-"))
         folder = model_folder(model, self._scratch)
-
-        from vllm import LLM  # noqa: PLC0415
 
         from kvsim.capture.vllm import RecordingScheduler, RecordingSyncScheduler  # noqa: PLC0415  checks that vLLM is there
 

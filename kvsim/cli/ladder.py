@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +77,12 @@ def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool,
 
 def _row(number: int, rung: RungResult) -> tuple[str, ...]:
     gains = ("", "", "") if number == 1 else (_times(rung.gain), _times(rung.memory_gain), _times(rung.time_gain))
-    figures = (f"{rung.tokens_per_s:,.0f}", f"{rung.mean_batch:.1f}")
+    figures = ("–", "–") if isnan(rung.tokens_per_s) else (f"{rung.tokens_per_s:,.0f}", f"{rung.mean_batch:.1f}")
     return (str(number), rung.name, rung.change, *figures, *gains)
 
 
 def _times(factor: float) -> str:
-    return f"\u00d7{factor:.2f}"
+    return "–" if isnan(factor) else f"\u00d7{factor:.2f}"
 
 
 def _note(climbed: list[RungResult], label: str) -> str:

@@ -74,8 +74,8 @@ def check_senders(flags: Mapping[str, Any]) -> None:
     given += ["arrivals"] if flags["arrivals"] not in (None, "at-once") else []
     if flags["users"] is not None and given:
         raise UsageError(
-            f"--users send a request after each answer, so --{given[0].replace('_', '-')} has no effect; leave "
-            "one out, or limit arrivals with --max-concurrency of kvsim run."
+            f"--users send a request after each answer, so --{given[0].replace('_', '-')} has no effect; leave one out"
+            + (", or limit arrivals with --max-concurrency of kvsim run." if given[0] != "max_concurrency" else ".")
         )
 
 
@@ -106,7 +106,7 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
         shown = flags["sessions"] or max(_SESSIONS_OF_USER * (users or 0), _FEWEST_SESSIONS)
         return workload_and_source(flags | {"sessions": shown} | ({} if users is None else {"arrivals": "at-once"}))
     if users is not None:
-        number = number or requests_for(users)
+        number = requests_for(users) if number is None else number
         if max(number, users) > _MOST_OF_USERS:
             raise UsageError(
                 f"{users:,} users would take {max(number, users):,} requests in each of the runs that are tried; fit "
@@ -123,7 +123,7 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
     arrivals = flags["arrivals"] or (None if has_process else "poisson")
     lengths = flags["prompt_tokens"] or DEFAULT_TOKENS
     return workload_and_source(
-        flags | {"arrivals": arrivals, "num_requests": number or shown, "prompt_tokens": lengths}
+        flags | {"arrivals": arrivals, "num_requests": shown if number is None else number, "prompt_tokens": lengths}
     )
 
 

@@ -8,11 +8,19 @@ import click
 
 from kvsim.cli.flag import Command, section, with_options
 from kvsim.cli.machine_flags import tokens_or_auto
-from kvsim.cli.options import flags_of
+from kvsim.cli.options import bounded, flags_of
 from kvsim.cli.workload_flags import workload_options
 from kvsim.errors import UsageError
-from kvsim.policies.settings import MACHINE, ContiguousSettings, ContinuousSettings, PagedSettings, StaticSettings
+from kvsim.policies.settings import (
+    LINK_SPEED,
+    MACHINE,
+    ContiguousSettings,
+    ContinuousSettings,
+    PagedSettings,
+    StaticSettings,
+)
 from kvsim.policies.sglang import RadixSettings, SGLangSettings
+from kvsim.setting_fields import Setting
 from kvsim.sizing.machine_settings import MachineSettings
 
 _PAGED, _SCHEDULING, _RADIX = "Paged cache", "Scheduling", "SGLang: radix cache"
@@ -79,6 +87,7 @@ _MORE = (
     section(_PAGED)(
         "--kv-offloading-gb-per-s",
         type=float,
+        callback=bounded(Setting(help="", **LINK_SPEED)),
         metavar="GB/S",
         help="Speed of the link to host memory each way. Requires --kv-offloading-size, or "
         "--enable-hierarchical-cache.  [from the machine card; 80% of PCIe 5.0 x16]",

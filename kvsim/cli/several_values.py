@@ -78,6 +78,8 @@ class ComparingCommand(ServedCommand):
                 f"{other.flag} and {flag} both have several values, and one flag is compared; kvsim sweep --vary runs "
                 "every combination."
             )
+        if option.is_flag and len(words) == 1:
+            raise UsageError(f"{flag} alone is a switch; to compare both of its values, give {flag} on off.")
         if len(set(words)) < max(len(words), 2):
             raise UsageError(f"{flag} should have different values to compare, not {' '.join(words)}.")
         values = tuple(flag_values(ctx, option, flag, words))

@@ -7,6 +7,7 @@ is the ratio of the throughputs with ample memory. The memory factor is the gain
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from kvsim.errors import WorkloadError
 from kvsim.policies import AnyPolicy, Contiguous, Paged, Pipeline, Policy, Radix, Static
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.kinds import most_running
@@ -128,7 +130,11 @@ def climb(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[RungResult]:
-    """Run every rung on `machine` with the step times that `times` returns for it."""
+    """Run every rung on `machine` with the step times that `times` returns for it.
+
+    Raises:
+        WorkloadError: no request can be served on the last rung.
+    """
     from kvsim.simulation import measure  # noqa: PLC0415 - loads an engine
 
     climbed: list[RungResult] = []
@@ -153,6 +159,11 @@ def climb(
                 gain=here / below.tokens_per_s if below else 1.0,
                 memory_gain=(here / unbounded) / (below.tokens_per_s / below.ample_tokens_per_s) if below else 1.0,
             )
+        )
+    if math.isnan(climbed[-1].tokens_per_s):
+        raise WorkloadError(
+            "no request can be served on the ladder: each is longer than max_model_len or than the memory; give "
+            "shorter requests, a larger --max-model-len or more memory (--kv-gib)."
         )
     return climbed
 

@@ -73,7 +73,7 @@ class TextSource:
         while lines and not lines[-1].strip():
             lines.pop()
         if not lines:
-            raise WorkloadError(f"{file} is empty; it should have at least one request.")
+            raise WorkloadError(f"{file} is empty; it should have a line for each request or rate.")
         return cls(path=file, lines=lines)
 
     @property

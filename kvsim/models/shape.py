@@ -200,7 +200,7 @@ class Model:
         if on_all % size or size > on_all // heads:
             raise UsageError(
                 f"--decode-context-parallel-size is {size}; it must divide --tensor-parallel-size, which is {on_all}, "
-                f"and be at most {on_all // heads}, because {self.name} has {heads} KV heads."
+                f"and be at most {max(on_all // heads, 1)}, because {self.name} has {heads} KV heads."
             )
         sizes = {self._whole_bytes(layer) for caches in self.layers for layer in caches}
         if any(each % size for each in sizes):

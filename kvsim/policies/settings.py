@@ -33,7 +33,7 @@ LINK_EFFICIENCY = 0.8
 """Share of the link's speed that copies of blocks reach. Assumed: packet headers and small copies cost time."""
 LINK_GB_PER_S = PCIE_GEN5_X16_GB_PER_S * LINK_EFFICIENCY
 """Default speed of the link to host memory, in 10^9 bytes per second."""
-LINK_SPEED: Final = {"above": 0, "below": 1_000_000}
+LINK_SPEED: Final[dict[str, Any]] = {"above": 0, "below": 1_000_000}
 _DURATION: Final = {"at_least": 0, "below": 1_000}
 
 

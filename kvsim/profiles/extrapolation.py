@@ -74,8 +74,8 @@ class WatchedProfile:
             largest[index] = max(largest[index], most)
 
     def beyond(self) -> list[str]:
-        """Return a text for each field with which a recorded step was outside the fitted range."""
-        return self._profile.outside(StepShape._make(self._largest))
+        """Return a text for each field with which a recorded step was outside the fitted range; empty without steps."""
+        return self._profile.outside(StepShape._make(self._largest)) if any(self._largest) else []
 
 
 def provenance(model: StepTimeModel) -> dict[str, list[str]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from kvsim.cli import cli
-from kvsim.errors import UsageError
+from kvsim.errors import MissingExtraError, UsageError
 
 
 @pytest.mark.parametrize(
@@ -26,4 +27,12 @@ def test_what_misses_something_else_is_refused_in_a_sentence(flags: list[str], w
     assert done.exit_code != 0
     assert isinstance(done.exception, UsageError)
     assert words in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_vllm_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    done = CliRunner().invoke(cli, ["capture", "vllm", "--model", "Llama-3.2-1B", "-o", str(tmp_path / "run")])
+    assert isinstance(done.exception, MissingExtraError)
+    assert "pip install 'kvsim[vllm]'" in str(done.exception)
     assert not (tmp_path / "run").exists()

@@ -394,6 +394,17 @@ class TestRecordings:
         (("animate", "rec", "-o", "x.gif", "--until", "0"), 2, "--until should be a time above 0 s, not 0.0."),
         (("animate", "rec", "-o", "nowhere/x.gif"), 2, "cannot write nowhere/x.gif: No such file or directory"),
         (("pack", "--workload", "rec", "--row-tokens", "9"), 2, "cut it, or make rows longer (--row-tokens)."),
+        (("fit", "--users", "3", "--num-requests", "0"), 2, "0 requests were asked for; ask for at least 1."),
+        (
+            ("run", "--kv-offloading-size", "1", "--kv-offloading-gb-per-s", "nan"),
+            2,
+            "--kv-offloading-gb-per-s should be above 0, not nan.",
+        ),
+        (
+            ("compare", "--ladder", *MACHINE, "--prompt-tokens", "9000", "--num-requests", "3"),
+            1,
+            "no request can be served on the ladder: each is longer than max_model_len or than the memory; give",
+        ),
         (("diagnose", "http://"), 2, "'http://' is no address of a page: it has no host, as in http://127.0.0.1:8000/"),
         (("tui", "--serve", "nosuch"), 2, "there is no recording 'nosuch'"),
         (("tui", "--serve", "cut"), 1, "cut/steps.parquet is damaged or truncated"),

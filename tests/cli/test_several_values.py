@@ -119,7 +119,10 @@ def test_several_policies_may_stand_behind_one_flag() -> None:
         (("--seed", "4", "--seed", "5"), "--seed should be given once; compare two values with --seed 4 5."),
         (("--num-blocks", "40", "40"), "--num-blocks should have different values to compare, not 40 40."),
         (("--check", "on", "off"), "Got unexpected extra arguments (on off)"),
-        (("--prefix-caching", "on"), "--prefix-caching should have different values to compare, not on."),
+        (
+            ("--prefix-caching", "on"),
+            "--prefix-caching alone is a switch; to compare both of its values, ",
+        ),
         (
             ("--seed", "1", "2", "--block-size", "16", "32"),
             "--seed and --block-size both have several values, and one flag is compared; kvsim sweep --vary",

@@ -41,6 +41,10 @@ def test_the_largest_step_counts_field_by_field() -> None:
     assert f"up to {MOST_SEQUENCES + 1:,}" in watched.beyond()[0]
 
 
+def test_a_run_without_steps_is_beyond_nothing() -> None:
+    assert WatchedProfile(PROFILE).beyond() == []
+
+
 def test_steps_smaller_than_any_that_was_fitted_are_beyond_too() -> None:
     watched = WatchedProfile(find("hf-dynamic-h200-llama-3-8b"))
     watched.step_time(StepShape(1, 1, 0, 10_000, 0))
