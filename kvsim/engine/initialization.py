@@ -323,7 +323,7 @@ class EnginePlan:
                 compiled=compiled,
             ),
             "connector": connector_initialization.connector_tables(self.connector, policy, *sizes, compiled=compiled),
-            "radix": radix_initialization.radix(
+            "radix": radix_initialization.radix_tables(
                 policy, self.demand, num_units, settings.most_in_flight, _num_memory_rows(room),
                 windows=(self.num_window_units, self.window_tokens), page_bytes=self.unit_bytes,
                 num_layers=self.num_layers, copies_are_timed=self.copies_are_timed, reports=self.reports,

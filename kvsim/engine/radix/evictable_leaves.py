@@ -1,4 +1,6 @@
-"""The heap of the radix tree's evictable leaves. The leaf that is evicted next is at its top."""
+"""The heap of the radix tree's evictable leaves: a binary heap in `RadixTables.leaves`, which begins with the leaf that
+is evicted next. `Node.place` is the index of a node in it.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _OFTEN = 2
 
 @part
 def update(engine: Engine, node: int) -> None:
-    """Add `node` to the heap, move it within the heap, or remove it, as its record now requires."""
+    """Put a node at its right place in the heap after its record has changed. Add it if it has become evictable, and
+    remove it if it is not evictable any longer: a leaf on the device without locks, except the root, is evictable.
+    """
     record, radix = engine.radix.nodes[node], engine.radix.state
     if node != ROOT and record.locks == 0 and record.num_children == 0 and record.is_on_device:
         if record.place < 0:
@@ -26,7 +30,7 @@ def update(engine: Engine, node: int) -> None:
 
 @part
 def remove(engine: Engine, node: int) -> None:
-    """Remove a node from the heap."""
+    """Remove a node, which must be in the heap."""
     nodes, leaves, radix = engine.radix.nodes, engine.radix.leaves, engine.radix.state
     place = nodes[node].place
     nodes[node].place = -1
@@ -38,7 +42,7 @@ def remove(engine: Engine, node: int) -> None:
 
 @part
 def goes_first(engine: Engine, node: int, other: int) -> bool:
-    """Tell whether `node` is evicted before node `other`."""
+    """Tell whether `node` is evicted before node `other`, by the eviction strategy."""
     eviction, first, second = engine.radix.settings.eviction, engine.radix.nodes[node], engine.radix.nodes[other]
     if eviction == FIFO:
         return first.created < second.created
@@ -60,7 +64,9 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put `node` at the empty place `place` of the heap, or above the nodes there that are evicted later."""
+    """Put `node` at the empty index `place` of the heap. While the parent there is evicted later, move the parent down
+    and the node up.
+    """
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]
@@ -72,7 +78,9 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Move the heap's empty place `place` down past children evicted before `node`; return the new place."""
+    """Move up the children of the empty index `place` that are evicted before `node`, level by level. Return the index
+    that is empty then.
+    """
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:
         child = 2 * place + 1

@@ -19,28 +19,32 @@ from kvsim.engine.radix.request_rows import RADIX
 from kvsim.engine.radix_records import BY_CLOCK
 from kvsim.engine.state import Engine
 
-_SETTLED_PASSES = 2
-"""Number of consecutive passes without a batch after which only an arrival or the end of a copy has an effect."""
+_ENOUGH_IDLE_PASSES = 2
+"""Number of consecutive passes of the scheduler without a batch, after which no further pass has an effect until a
+request arrives or a copy ends.
+"""
 
 
 @part
-def free_or_copied_units(engine: Engine) -> int:
+def unheld_units(engine: Engine) -> int:
     """Return the number of pages that no request holds: free pages, and pages that only the tree holds."""
     return engine.state.num_free + tree_units(engine)
 
 
 @part
 def tree_units(engine: Engine) -> int:
-    """Return the number of pages that only the tree holds, with pages that a copy locks."""
+    """Return the number of pages that only the tree holds. Pages that a copy locks are included."""
     return engine.state.num_cached + engine.radix.state.num_copying
 
 
 @part
 def wait_for_copies(engine: Engine, until_s: float) -> None:
-    """Advance the clock to the next arrival or end of a copy, at most to `until_s`, if passes have no effect."""
+    """Advance the clock to the next arrival or end of a copy, at most to `until_s`. Do nothing if a pass of the
+    scheduler may have an effect before, if no copy is in progress, or if the clock does not decide when copies end.
+    """
     state, radix = engine.state, engine.radix.state
-    is_settled = radix.num_idle_passes >= _SETTLED_PASSES and state.num_in_flight == 0
-    if is_settled and tree_copies.are_awaited(engine) and engine.radix.settings.copies_end == BY_CLOCK:
+    is_settled = radix.num_idle_passes >= _ENOUGH_IDLE_PASSES and state.num_in_flight == 0
+    if is_settled and tree_copies.has_copies(engine) and engine.radix.settings.copies_end == BY_CLOCK:
         next_s = min(until_s, next_arrival_s(engine), link_copies.next_end_s(engine))
         state.host_s = max(state.host_s, next_s)
         radix.num_idle_passes = 0
@@ -55,9 +59,9 @@ def has_room_for_rows(engine: Engine) -> bool:
 HIERARCHICAL = replace(
     RADIX,
     name="hierarchical",
-    free_units=free_or_copied_units,
+    free_units=unheld_units,
     cached_units=tree_units,
-    awaits_transfers=tree_copies.are_awaited,
+    awaits_transfers=tree_copies.has_copies,
     start_transfers=link_copies.start_loads,
     kernels_begin_s=link_copies.kernels_begin_s,
     wait_for_transfers=wait_for_copies,

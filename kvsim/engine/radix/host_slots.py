@@ -1,8 +1,8 @@
 """Slots of host memory that hold copies of the radix tree's nodes. Each slot holds one page.
 
 The free slots are a linked list: slots are allocated from its front, and freed to its front. The slots of a node are a
-linked list, too, in the order of the node's pages. No decision depends on the numbers of slots, and these were not
-compared with SGLang's. A recording has the slot of each page.
+linked list, too, in the order of the node's pages. A recording has the slot of each page. No decision depends on which
+slots are allocated, and kvsim's choice was not compared with SGLang's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def alloc(engine: Engine, node: int) -> None:
 
 @part
 def free(engine: Engine, node: int) -> None:
-    """Free the slots of a node, which is then no longer on the host."""
+    """Free the slots of a node that is on the host. It is not on the host any longer."""
     radix, record = engine.radix.state, engine.radix.nodes[node]
     radix.num_free_host += record.num_pages
     record.is_on_host = False
@@ -35,7 +35,9 @@ def free(engine: Engine, node: int) -> None:
 
 @part
 def split(engine: Engine, upper: int, lower: int) -> None:
-    """Move the first slots of node `lower` to node `upper`, which holds the first pages of the split node."""
+    """Divide the slots of a node that was split: `upper`, the new node with the first pages, gets the slots of these
+    pages from `lower`, which has had all slots. Do nothing if the node is not on the host.
+    """
     nodes, following = engine.radix.nodes, engine.radix.next_slot
     if nodes[lower].is_on_host:
         last = _later(engine, nodes[lower].first_slot, nodes[upper].num_pages - 1)

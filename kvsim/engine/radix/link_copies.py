@@ -1,17 +1,16 @@
 """Copies in progress of nodes between device and host: when each begins and ends, and which pages it moves.
 
-Copies in one direction cross the link one after the other, each with the bytes of its pages at the speed of the link.
-They do not slow down copies in the other direction, nor kernels.
+Copies in one direction cross the link one after the other. Each takes the bytes of its pages divided by the speed of
+the link. Copies do not slow down copies in the other direction, nor kernels.
 
-- Copies begin once all kernels launched by then have run.
-- Stores that follow from one output begin together when the output is processed; stores that follow from a pass begin
-  together with the next pass.
+- A copy begins when the copies before it have ended, and all kernels launched before it have run.
+- Stores that follow from one output begin together when the output is processed. Stores that follow from a pass (one
+  iteration of SGLang's scheduler) begin together with the next pass.
 - The loads of a step begin together when the step is scheduled. Each layer of the step waits for its own pages.
 - The host waits for the stores of leaves that are evicted (`write_back`) before it launches the step.
-- The end of a copy is found at the beginning of the next pass. Copies that begin together end together.
+- The scheduler finds the end of a copy at the beginning of its next pass. Copies that begin together end together.
 
-A pass is one iteration of SGLang's scheduler. SGLang's own copies were never measured: this is a model of the link
-alone, without host time.
+SGLang's own copies were never measured: this is a model of the link alone, without host time.
 """
 
 from __future__ import annotations
@@ -30,7 +29,9 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Queue a copy of a node to the host for `start_stores`. The node's path stays locked until `finish`."""
+    """Begin a copy of a node to the host. `start_stores` later sets the times of all copies that have begun. The node's
+    path stays locked until `finish`.
+    """
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_storing], node, engine.radix.nodes[node].num_pages)
@@ -40,7 +41,9 @@ def begin_store(engine: Engine, node: int) -> None:
 
 @part
 def start_stores(engine: Engine) -> None:
-    """Put all queued copies to the host on the link, as one copy."""
+    """Put all copies to the host that have begun and are not on the link yet on the link, as one copy. Do nothing if
+    the clock does not decide when copies end.
+    """
     radix, num_pages = engine.radix.state, 0
     first = radix.num_storing
     while first > 0 and engine.radix.written[first - 1].done_s == math.inf:
@@ -55,7 +58,9 @@ def start_stores(engine: Engine) -> None:
 
 @part
 def store_now(engine: Engine, node: int) -> None:
-    """Copy a node that is being evicted to the host. The host launches the step after the end of the copy."""
+    """Copy a node that is being evicted to the host, and record the copy. With `BY_CLOCK`, the host launches the next
+    step only after the end of the copy.
+    """
     radix, state = engine.radix.state, engine.state
     copy = engine.radix.written[radix.num_storing]
     _begin(engine, copy, node, engine.radix.nodes[node].num_pages)
@@ -69,7 +74,8 @@ def store_now(engine: Engine, node: int) -> None:
 
 @part
 def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
-    """Begin to load the last `num_pages` pages of the path to a node. The path stays locked until `finish`.
+    """Begin to load the last `num_pages` pages of the path to a node, for request number `request`. The path stays
+    locked until `finish`.
 
     `start_loads` puts the load on the link, together with all loads of the step that is being scheduled.
     """
@@ -84,8 +90,8 @@ def begin_load(engine: Engine, node: int, num_pages: int, request: int) -> None:
 
 @part
 def start_loads(engine: Engine) -> None:
-    """Put the loads of the step just scheduled on the link, after the stores for which the step waits. Loads that begin
-    after this call belong to the next step.
+    """Put the loads of the step just scheduled on the link, as one copy. If the step waits for stores of evicted
+    leaves, first advance the host's clock to their end.
     """
     radix, state = engine.radix.state, engine.state
     _wait_for_stores(engine)
@@ -101,8 +107,10 @@ def start_loads(engine: Engine) -> None:
 
 @part
 def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
-    """Return the earliest time in seconds at which kernels that take `gpu_s` seconds can begin without a pause. Pages
-    are loaded layer by layer: the first layer waits for its part of the load, the last layer for all of it.
+    """Return the earliest time, in seconds, at which the kernels of the step just scheduled can begin so that no layer
+    waits for its pages; 0 if the step loads nothing. The kernels take `gpu_s` seconds.
+
+    Pages are loaded layer by layer. The first layer needs its part of the load, the last layer all of it.
     """
     radix, num_layers = engine.radix.state, engine.radix.settings.num_layers
     if radix.num_step_load_pages == 0:
@@ -114,7 +122,9 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
 
 @part
 def finish_ended(engine: Engine) -> None:
-    """End the copies that the scheduler finds ended in this pass, at the begin of which this is called."""
+    """End the copies that the scheduler finds ended at the beginning of a pass. Call this there. Do nothing if the
+    caller reports the ends of copies.
+    """
     radix, settings = engine.radix.state, engine.radix.settings
     _wait_for_stores(engine)  # if the pass before has launched no step
     if settings.copies_end == IN_NEXT_PASS:
@@ -141,7 +151,7 @@ def finish(engine: Engine, num_written: int, num_loaded: int) -> None:
 
 @part
 def next_end_s(engine: Engine) -> float:
-    """Return the time in seconds at which the next copy ends. At least one must be in progress."""
+    """Return the time, in seconds, at which the next copy ends. At least one must be in progress."""
     radix = engine.radix.state
     if radix.num_storing == 0:
         return engine.radix.loading[0].done_s
@@ -164,15 +174,15 @@ def _begin(engine: Engine, copy: NodeCopy, node: int, num_pages: int) -> None:
 
 @part
 def _after_kernels_s(engine: Engine, free_s: float) -> float:
-    """Return the time in seconds at which a copy submitted now begins: after the link, busy until `free_s`, and all
-    kernels.
+    """Return the time, in seconds, at which a copy begins if it is submitted now: when all kernels launched so far have
+    run, and the link, which is busy until `free_s`, is free.
     """
     return max(free_s, engine.state.host_s, engine.stages[0].free_s)
 
 
 @part
 def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
-    """Return how many of the first `size` copies have ended. Copies end in order."""
+    """Return how many of the first `size` copies have ended. They end in the order of `copies`."""
     num_ended = 0
     while num_ended < size and copies[num_ended].done_s <= engine.state.host_s:
         num_ended += 1
@@ -180,14 +190,14 @@ def _num_ended(engine: Engine, copies: Records[NodeCopy], size: int) -> int:
 
 
 @part
-def _finish_load(engine: Engine, anchor: int) -> None:
-    """Remove the locks of a load that ends at node `anchor`. The loaded nodes are now on device and host."""
-    tree_nodes.unlock_after_copy(engine, anchor)
-    engine.radix.nodes[anchor].host_locks -= 1
-    node = anchor
+def _finish_load(engine: Engine, last_node: int) -> None:
+    """Remove the locks of a load whose pages end with `last_node`. The loaded nodes are now on device and host."""
+    tree_nodes.unlock_after_copy(engine, last_node)
+    engine.radix.nodes[last_node].host_locks -= 1
+    node = last_node
     while node != ROOT:
         record = engine.radix.nodes[node]
-        if record.loaded_for == anchor:
+        if record.loaded_for == last_node:
             record.loaded_for = ROOT
             tree_nodes.update_double(engine, node)
         node = record.parent
@@ -204,7 +214,9 @@ def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
 
 @part
 def _record(engine: Engine, copy: NodeCopy, kind: int) -> None:
-    """Record an ended copy: a row for each page, from the last node of its path upwards."""
+    """Record an ended copy in `RadixTables.copy_rows`: a row for each page, node by node from the last node of its path
+    upwards.
+    """
     if not engine.settings.records_memory:
         return
     radix, node, num_left = engine.radix, copy.node, copy.num_pages

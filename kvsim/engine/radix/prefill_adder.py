@@ -1,9 +1,9 @@
 """Admission of requests to the next prefill, as in SGLang's `PrefillAdder`.
 
-Admission estimates the slots that requests will need. A candidate must fit with its whole prompt and its longest
-possible answer. A running request is expected to use the share `RadixState.ratio` of its remaining answer. A hit saves
-no room: the candidate locks the hit prefix, so it can no longer be evicted. A pass (one iteration of the scheduler)
-admits candidates until one does not fit.
+In a pass, which is one iteration of the scheduler, candidates are admitted until one does not fit. Admission estimates
+the slots that requests will need. A candidate must fit with its whole prompt and its longest possible answer. A running
+request is expected to use only a part of the output tokens that it may still generate: the share `RadixState.ratio`. A
+hit saves no room: the candidate locks the hit prefix, so that its slots can no longer be evicted for others.
 """
 
 from __future__ import annotations
@@ -15,14 +15,21 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import RUNNING, Engine
 
 CONTINUE, NO_TOKEN, OTHER = range(3)
-"""Verdicts: go on with the next candidate; stop because memory is short; stop because another budget is used up."""
-_RESERVED = 1
-"""Number of slots reserved for each request that continues, if requests ignore stop tokens."""
+"""Verdicts after a candidate, by SGLang's names in `AddReqResult`.
+
+- `CONTINUE`: go on with the next candidate.
+- `NO_TOKEN`: stop, because memory is short.
+- `OTHER`: stop, because another budget is used up.
+"""
+_IGNORE_EOS_RESERVE_TOKENS = 1
+"""Number of slots that must stay free for each request that has not ended, if requests ignore stop tokens; see
+`_add_one_req_ignore_eos`.
+"""
 
 
 @part
 def begin(engine: Engine) -> None:
-    """Set the budgets of a new pass, and the number of slots that running requests are expected to need."""
+    """Set the budgets of a new pass, and compute the number of slots that running requests are expected to need."""
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     num_mixed = state.num_running if settings.mixes else 0
     radix.input_left = settings.max_prefill_tokens - num_mixed
@@ -37,7 +44,9 @@ def begin(engine: Engine) -> None:
 
 @part
 def running_request_offset(engine: Engine, sequence: Sequence) -> float:
-    """Return the number of further slots that a running request is expected to need; see `RadixState.ratio`."""
+    """Return the number of further slots that a running request is expected to need: its remaining output limit, at
+    most `most_new_tokens`, times `RadixState.ratio`. For a request that ignores stop tokens, the factor is 1.
+    """
     holding = engine.radix.holdings[sequence.number]
     left = min(holding.limit - num_outputs(sequence), engine.radix.settings.most_new_tokens)
     return left * (1.0 if holding.ignores_eos else engine.radix.state.ratio)
@@ -51,15 +60,15 @@ def num_outputs(sequence: Sequence) -> int:
 
 @part
 def rem_total_tokens(engine: Engine) -> float:
-    """Return the number of reachable slots that are left after the expected needs of all running and admitted requests.
-    Reachable slots are free, or can be evicted from the tree.
+    """Return the number of slots, free or evictable from the tree, minus those that running requests and the requests
+    admitted in this pass are expected to need until they end. It is a float because the expectation is.
     """
     return _num_reachable(engine) - engine.radix.state.total_offset
 
 
 @part
 def _cur_rem_tokens(engine: Engine) -> float:
-    """Return the number of slots, free or evictable, that are left after the prefills of this pass."""
+    """Return the number of slots, free or evictable from the tree, minus those that the batch of this pass takes."""
     return _num_reachable(engine) - engine.radix.state.current_offset
 
 
@@ -70,7 +79,9 @@ def _num_reachable(engine: Engine) -> int:
 
 @part
 def _rem_window_tokens(engine: Engine) -> int:
-    """Return the number of reachable window slots that are left after the needs of admitted requests."""
+    """Return the number of window slots, free or evictable from the tree, minus those that the requests admitted in
+    this pass need.
+    """
     radix = engine.radix.state
     reachable = (radix.num_free_windows + radix.num_cached_windows) * engine.settings.unit_tokens
     return reachable - radix.window_offset
@@ -78,8 +89,9 @@ def _rem_window_tokens(engine: Engine) -> int:
 
 @part
 def _window_tokens(engine: Engine, num_tokens: int, most_new: int, most_at_once: int) -> int:
-    """Return the largest number of window slots that a request holds at once. It computes `num_tokens` tokens of its
-    prompt, at most `most_at_once` in one step, and then `most_new` output tokens.
+    """Return the number of window slots for which a request needs room: an upper bound of those that it holds at the
+    same time. It computes `num_tokens` tokens of its prompt, at most `most_at_once` in one step, and then `most_new`
+    output tokens.
     """
     window = engine.radix.settings.window_tokens
     beyond = max(min(num_tokens, most_at_once) - window, 0)
@@ -94,11 +106,11 @@ def _most_at_once(engine: Engine) -> int:
 
 @part
 def budget_state(engine: Engine) -> int:
-    """Return the verdict that follows from the budgets that are left."""
+    """Return the verdict for the next candidate, by the memory and the other budgets that are left in this pass."""
     radix = engine.radix.state
     if rem_total_tokens(engine) <= 0 or _cur_rem_tokens(engine) <= 0:
         return NO_TOKEN
-    if tree_windows.is_on(engine) and _rem_window_tokens(engine) <= 0:
+    if tree_windows.has_windows(engine) and _rem_window_tokens(engine) <= 0:
         return NO_TOKEN
     is_spent = radix.input_left <= 0 or (engine.radix.settings.chunk_tokens > 0 and radix.chunk_left <= 0)
     return OTHER if is_spent else CONTINUE
@@ -106,13 +118,15 @@ def budget_state(engine: Engine) -> int:
 
 @part
 def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
-    """Continue the prompt of the chunked request by at most `most` tokens; tell whether more of the prompt is left.
-    With windows, the request computes nothing if memory is short.
+    """Add up to `most` tokens of the chunked request, whose prompt earlier passes have computed in part, to the batch.
+    Return True if a part of the prompt is left after that.
+
+    With windows, add nothing and return True if memory is short.
     """
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     holding.laid_out_tokens = sequence.num_tokens
     available = min(radix.chunk_left, int(rem_total_tokens(engine)))
-    if tree_windows.is_on(engine):
+    if tree_windows.has_windows(engine):
         available = min(available, _rem_window_tokens(engine) - engine.settings.unit_tokens)
         if available <= 0:
             return True
@@ -128,7 +142,9 @@ def add_chunked_req(engine: Engine, sequence: Sequence, most: int) -> bool:
 
 @part
 def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Admit a waiting request if it fits; return the verdict. `has_chunked`: another prompt is cut already."""
+    """Admit a waiting request if it fits, and return the verdict for the pass. `has_chunked` is True if the batch
+    already has a prompt of which it computes only a part.
+    """
     settings, holding = engine.radix.settings, engine.radix.holdings[sequence.number]
     if 0 < settings.prefill_max_requests <= engine.state.num_listed:
         return OTHER
@@ -153,7 +169,9 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
 
 @part
 def _load_back(engine: Engine, sequence: Sequence) -> bool:
-    """Begin to load the part of a request's hit that is on the host; return False if there is no room."""
+    """Begin to load the part of a request's hit that is only on the host. Evict from the tree if necessary. Return
+    False, and load nothing, if the device still has too little room, or if the part is too short to load.
+    """
     holding = engine.radix.holdings[sequence.number]
     top, node, num_tokens = holding.node, holding.host_node, holding.host_tokens
     holding.host_tokens = 0
@@ -172,8 +190,8 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the number of tokens of a waiting request's first prefill. If it is not admitted, the result is 0 for the
-    verdict `OTHER` or -1 for `NO_TOKEN`. `has_chunked` is True if another prompt is cut already.
+    """Return the number of tokens of a waiting request's first prefill. If the request does not fit, return -1 for the
+    verdict `NO_TOKEN` or 0 for `OTHER`. For `has_chunked`, see `add_one_req`.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
@@ -183,7 +201,7 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
         return -1
     num_tokens -= holding.host_tokens  # these take slots, but are loaded instead of computed
     whole, begin = token_slots.ceil_tokens(engine, num_tokens), holding.prefix_tokens + holding.host_tokens
-    chunk_left = _fit_windows(engine, whole, most_new) if tree_windows.is_on(engine) else _most_at_once(engine)
+    chunk_left = _fit_windows(engine, whole, most_new) if tree_windows.has_windows(engine) else _most_at_once(engine)
     if chunk_left <= 0:
         return -1
     if settings.chunk_tokens == 0:
@@ -197,9 +215,11 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
-    """Return the largest number of prompt tokens to compute at once for which window slots suffice; 0 if there is none.
+    """Return the largest number of prompt tokens that a request may compute in this pass, by the window slots that are
+    left; 0 if they do not suffice. The request has `num_tokens` prompt tokens left and at most `most_new` output
+    tokens.
 
-    It is below `_most_at_once` only for a request whose windows would otherwise not fit into the whole pool.
+    Between 0 and `_most_at_once`, the result applies only to a request whose windows would not fit into the whole pool.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)
@@ -223,8 +243,8 @@ def _begin_request(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
 
 @part
 def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) -> None:
-    """Add `num_tokens` tokens of a request to the batch, and subtract them from the budgets. If they end the prompt
-    (`is_cut` is False), the answer is subtracted, too.
+    """Add `num_tokens` tokens of a request to the batch, and subtract them from the budgets. If these tokens end the
+    prompt (`is_cut` is False), also subtract the request's output limit, at most `most_new_tokens`.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     holding = engine.radix.holdings[sequence.number]
@@ -233,7 +253,7 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
     state.num_listed += 1
     charge = token_slots.ceil_tokens(engine, num_tokens)
     most_new = 0 if is_cut else min(holding.limit, settings.most_new_tokens)
-    if tree_windows.is_on(engine):
+    if tree_windows.has_windows(engine):
         radix.window_offset += _window_tokens(engine, charge, most_new, _most_at_once(engine))
     radix.total_offset += charge + engine.settings.unit_tokens + most_new
     radix.current_offset += charge + engine.settings.unit_tokens
@@ -243,18 +263,19 @@ def _admit(engine: Engine, sequence: Sequence, num_tokens: int, is_cut: bool) ->
 
 @part
 def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
-    """Admit a waiting request that ignores stop tokens if memory suffices until all requests end. Used without a prefix
-    cache.
+    """Admit a waiting request that ignores stop tokens, if memory is expected to suffice until all requests have ended;
+    return the verdict for the pass. Used without a prefix cache.
 
-    The lengths of answers are known, so the estimate visits the ends of requests in order. Before each end, all
-    requests that are left must have room for their tokens; after it, the slots of the ended request are free.
+    The estimate visits the expected ends of requests in order; a request that ignores stop tokens ends at its limit.
+    Before each end, the requests that are left must have room for their tokens. After it, the slots of the ended
+    request are free. With windows, this estimate is left out, and the room for windows is checked instead.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
     whole = token_slots.ceil_tokens(engine, sequence.num_tokens) + unit
     if whole > min(_cur_rem_tokens(engine), rem_total_tokens(engine)):
         return NO_TOKEN
-    has_windows = tree_windows.is_on(engine)
+    has_windows = tree_windows.has_windows(engine)
     if has_windows:
         most_new = min(max(holding.limit - num_outputs(sequence), 0), settings.most_new_tokens)
         needed = _window_tokens(engine, sequence.num_tokens, most_new, _most_at_once(engine))
@@ -264,7 +285,7 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
     free_now, freed = _cur_rem_tokens(engine) - whole, 0
     for index in range(0 if has_windows else radix.num_needs):
         need, num_left = engine.radix.needs[index], radix.num_needs - index
-        if free_now + freed - need.left * num_left <= _RESERVED * num_left:
+        if free_now + freed - need.left * num_left <= _IGNORE_EOS_RESERVE_TOKENS * num_left:
             return NO_TOKEN
         freed += need.held
     if settings.chunk_tokens == 0 or sequence.num_tokens <= radix.chunk_left:
@@ -278,7 +299,9 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _insert_needs(engine: Engine, sequence: Sequence) -> None:
-    """Insert a candidate's future needs into `RadixTables.needs`; at first in a pass, also those of all others."""
+    """Insert a candidate's future needs into `RadixTables.needs`. The first call of a pass also inserts the needs of
+    all running requests, and of those already in the batch.
+    """
     radix, state = engine.radix.state, engine.state
     if radix.num_needs >= 0:
         _insert_later_need(engine, sequence)
@@ -299,7 +322,9 @@ def _tokens_left(engine: Engine, sequence: Sequence) -> float:
 
 @part
 def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a request in ascending order, after equal needs."""
+    """Insert the future needs of a request in ascending order of `Need.left`, after equal ones. Do nothing if the
+    request is expected to need no more tokens.
+    """
     left, index = _tokens_left(engine, sequence), engine.radix.state.num_needs
     if left > 0:
         while index > 0 and engine.radix.needs[index - 1].left > left:
@@ -309,7 +334,10 @@ def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _insert_later_need(engine: Engine, sequence: Sequence) -> None:
-    """Insert the needs of a later candidate in ascending order, before equal needs and, as in SGLang, not last."""
+    """Insert the future needs of a pass's second or later candidate in ascending order of `Need.left`, before equal
+    ones. As in SGLang, they come before the last record even if they are larger. Do nothing if the candidate is
+    expected to need no more tokens.
+    """
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1
     if left > 0:
@@ -329,11 +357,11 @@ def _insert_at(engine: Engine, place: int, left: float, held: int) -> None:
 
 @part
 def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
-    """List the running requests to preempt for a candidate in `RadixTables.order`, the least important first; return
-    their number.
+    """Choose the running requests to preempt for a candidate. Write them to `RadixTables.order`, the least important
+    first, and return their number.
 
-    A request can be chosen if the candidate's priority leads by more than the threshold. If all such requests together
-    would free too little, none is chosen.
+    A request can be chosen if the candidate is more important by more than `preemption_threshold`. If all such requests
+    together would free too little memory, return 0.
     """
     settings, num_victims = engine.radix.settings, 0
     holding = engine.radix.holdings[sequence.number]
@@ -353,14 +381,18 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return the lead of request `number` over request `other` in importance: a difference of priorities."""
+    """Return by how much request `number` is more important than request `other`: the difference of their priorities,
+    with the sign by which the more important request has the larger one.
+    """
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
 
 
 @part
 def _least_important(engine: Engine, num_chosen: int) -> int:
-    """Return the least important running request that is not chosen; among equals, the last queued; 0 for none."""
+    """Return the number of the least important running request that is not among the `num_chosen` chosen ones; of
+    equally important ones, that which entered the queue last. Return 0 if there is none; requests are numbered from 1.
+    """
     found = 0
     for index in range(engine.state.num_running):
         number = engine.running[index]
@@ -375,7 +407,7 @@ def _least_important(engine: Engine, num_chosen: int) -> int:
 
 @part
 def is_chosen(engine: Engine, num_chosen: int, number: int) -> bool:
-    """Tell whether request `number` is among the first `num_chosen` in `RadixTables.order`."""
+    """Tell whether request `number` is among the first `num_chosen` requests in `RadixTables.order`."""
     found = False
     for index in range(num_chosen):
         found |= engine.radix.order[index] == number

@@ -1,4 +1,8 @@
-"""Evictions, duplicates and retractions in the radix cache, recorded for a comparison with SGLang."""
+"""Events in the radix cache, recorded for a comparison with SGLang, if `RadixArguments.reports` is True.
+
+Events are evictions, frees of duplicates (slots whose tokens are also in other slots of the tree), and retractions,
+which is SGLang's word for preemptions.
+"""
 
 from __future__ import annotations
 
@@ -9,27 +13,31 @@ from kvsim.engine.state import Engine
 
 
 @part
-def asked(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Record that the scheduler asks to free `num_tokens` slots and `num_window_tokens` window slots."""
+def eviction_request(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
+    """Record that the scheduler asks the tree to evict `num_tokens` slots and `num_window_tokens` window slots."""
     if engine.radix.settings.reports:
         _write(engine, ASKED, True, num_tokens, num_window_tokens, 0)
 
 
 @part
 def leaf(engine: Engine, node: Node) -> None:
-    """Record the pages of a node that is evicted."""
+    """Record the pages of a leaf that is evicted."""
     _write_node(engine, LEAF, node)
 
 
 @part
 def window(engine: Engine, node: Node) -> None:
-    """Record the pages of a node whose windows are evicted. The event follows `leaf` if the whole node is evicted."""
+    """Record the pages of a node whose window slots are evicted. If the whole node is evicted, this event comes after
+    that of `leaf`.
+    """
     _write_node(engine, WINDOW, node)
 
 
 @part
 def duplicate_of_node(engine: Engine, node: Node) -> None:
-    """Record that a node frees its pages, because a request has pages with the same tokens and with windows."""
+    """Record that the pages of a node are freed as duplicates. The node takes over a request's pages instead, which
+    hold the same tokens and have window slots.
+    """
     _write_node(engine, DUPLICATE, node)
 
 
@@ -43,7 +51,7 @@ def _write_node(engine: Engine, kind: int, node: Node) -> None:
 
 @part
 def duplicate(engine: Engine, begin: int, end: int) -> None:
-    """Record that the pages `RadixTables.rows[begin:end]` are freed, because the tree has their tokens already."""
+    """Record that a request's pages `RadixTables.rows[begin:end]` are freed as duplicates of pages of the tree."""
     if not engine.radix.settings.reports:
         return
     for index in range(begin, end):
@@ -52,7 +60,7 @@ def duplicate(engine: Engine, begin: int, end: int) -> None:
 
 @part
 def retracted(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Record that a request is retracted, while `num_others` requests of its batch continue."""
+    """Record that a request is retracted (preempted), while `num_others` requests of its batch continue."""
     if engine.radix.settings.reports:
         outputs = sequence.num_tokens - sequence.prompt_tokens
         _write(engine, RETRACTED, True, sequence.number, outputs, num_others)

@@ -39,21 +39,23 @@ _WRITE_POLICIES = {
     "write_through_selective": records.WRITE_SELECTIVE,
     "write_back": records.WRITE_BACK,
 }
-_AGNOSTIC = ("fcfs", "lof")
-"""Orders of the waiting queue that do not depend on the prefix cache."""
+_CACHE_AGNOSTIC = ("fcfs", "lof")
+"""Orders of the waiting queue (`--schedule-policy`) that do not depend on the prefix cache: first come, first served,
+and longest output limit first.
+"""
 _GIGA = 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _MOST_ENTRIES = 1 << 28
 """Largest number of pages in all rows of the request table together."""
 _EVENTS_BESIDE_PAGES = 1 << 12
-"""Number of events in one step for which there is room, in addition to events about pages."""
+"""Number of events in one step for which there is room, besides the events about pages."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of memory rows about one page in a step: evicted, released, allocated, and replaced."""
+"""Largest number of memory rows that a step writes about one page: eviction, release, allocation, and replacement."""
 ROWS_OF_HITS = 1 << 20
-"""Largest number of rows of the memory table about hits in one step, one for each range of consecutive hit pages."""
+"""Number of memory rows about hits in one step for which there is room: one for each range of consecutive hit pages."""
 
 
-def radix(
+def radix_tables(
     policy: Radix,
     demand: Demand,
     num_pages: int,
@@ -66,12 +68,26 @@ def radix(
     copies_are_timed: bool,
     reports: bool,
     compiled: bool,
-) -> Any:
-    """Return the initial state of the cache, with all pages free in ascending order, and of the scheduler.
+) -> records.RadixTables:
+    """Return the initial records of SGLang's cache and scheduler. All pages are free, in ascending order.
 
-    `windows` has the number of pages in the pool for windows and the number of tokens of a window, both 0 without
-    windows. A page takes `page_bytes` on each GPU, in `num_layers` layers. With `copies_are_timed`, the engine's clock
-    decides when a copy ends; otherwise a copy ends in the scheduler's pass after the one in which it begins.
+    Args:
+        policy: settings of the server.
+        demand: the requests of the run.
+        num_pages: number of pages in the pool.
+        most_in_flight: largest number of steps in flight.
+        most_memory_rows: capacity of the memory table, in rows.
+        windows: (pages in the pool for layers with windows, tokens of a window); both 0 if there is no such pool.
+        page_bytes: bytes of a page in all layers of one GPU.
+        num_layers: number of layers on one GPU.
+        copies_are_timed: whether the engine's clock decides when a copy ends. If not, a copy ends in the scheduler's
+            pass after the one in which it begins.
+        reports: whether evictions, duplicates and retractions are recorded.
+        compiled: whether the records are arrays, which machine code uses, instead of objects.
+
+    Raises:
+        UsageError: there is a host tier, and a pool for layers with windows.
+        BudgetError: the rows of the request table would take too much memory.
     """
     num_requests, (num_windows, window_tokens) = len(demand.prompt), windows
     num_rows = min(policy.scheduler.max_running_requests, num_requests)
@@ -95,7 +111,7 @@ def radix(
         **_free_lists((num_pages, num_windows), compiled=compiled),
         node_pages=zeros(2 * _half(num_pages)),
         window_pages=zeros(num_pages + 1 if num_windows else 1),
-        nodes=_no_nodes(num_pages + num_host_pages, compiled=compiled),
+        nodes=_empty_tree(num_pages + num_host_pages, compiled=compiled),
         leaves=zeros(num_pages + 1),
         rows=zeros(num_rows * row_pages),
         free_rows=numbers(np.arange(num_rows)[::-1].astype(np.int64), compiled=compiled),
@@ -121,10 +137,11 @@ def _of_host_tier(cache: RadixSettings, num_host_pages: int, page_bytes: int, nu
 
 
 def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str, Any]:
-    """Return empty lists of copies and of their recorded rows, and the free slots of host memory in ascending order.
+    """Return the fields of `RadixTables` for the host tier, by name: `written`, `loading` and `copy_rows` without
+    copies, and `next_slot` with all slots free in ascending order.
 
     Each copy locks at least one page of the device, which bounds the number of copies in progress. One step copies at
-    most three times the pages of the device.
+    most three times as many pages as the device has.
     """
     following = np.arange(1, num_host_pages + 2, dtype=np.int64)
     following[-1] = records.NO_SLOT
@@ -138,8 +155,10 @@ def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str,
     }
 
 
-def _no_nodes(num_pages: int, *, compiled: bool) -> Any:
-    """Return the nodes of an empty tree: the root, and room for a node for each page of device and host."""
+def _empty_tree(num_pages: int, *, compiled: bool) -> Any:
+    """Return `RadixTables.nodes` for a tree with only the root, and room for as many nodes as device and host have
+    pages (`num_pages`).
+    """
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     return nodes
@@ -162,7 +181,7 @@ def _pages_of_row(policy: Radix, demand: Demand, num_rows: int) -> int:
 
 def _half(num_pages: int) -> int:
     """Return the number of entries in each half of `RadixTables.node_pages`: 1.5 for each page. When a half is full,
-    the entries in use are copied to the other half. They fill at most two thirds of it, so that copies are rare.
+    the entries in use are copied to the other half. They fill at most two thirds of this half, so copying is rare.
     """
     return num_pages + num_pages // 2 + 1
 
@@ -195,7 +214,7 @@ def _free_lists(sizes: tuple[int, int], *, compiled: bool) -> dict[str, Any]:
 
 def _settings(policy: Radix, sizes: dict[str, Any], *, compiled: bool) -> records.RadixArguments:
     scheduler, cache = policy.scheduler, policy.cache
-    looks_at_cache = scheduler.schedule_policy not in _AGNOSTIC
+    looks_at_cache = scheduler.schedule_policy not in _CACHE_AGNOSTIC
     chosen = {
         "has_tree": not cache.disable_radix_cache,
         "eviction": _EVICTIONS[cache.radix_eviction_policy],

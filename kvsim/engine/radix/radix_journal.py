@@ -33,20 +33,22 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees the pages [begin, end) of its row as duplicates, which `share` replaces."""
+    """Record that a request frees the pages [begin, end) of its row as duplicates. A call of `share` then records the
+    pages of the tree that replace them.
+    """
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 
 @part
 def release(engine: Engine, sequence: Sequence, num_pages: int, num_kept: int) -> None:
-    """Record that a request frees its whole row of `num_pages` pages. The first `num_kept` pages stay in the tree."""
+    """Record that a request frees its whole row of `num_pages` pages, of which the first `num_kept` stay in the tree."""
     if engine.settings.records_memory and num_pages > 0:
         _write(engine, _RELEASE, sequence.number - 1, 0, _WHOLE_TABLE, num_pages, num_kept)
 
 
 @part
 def evict(engine: Engine, node: Node) -> None:
-    """Record that the pages of a node leave the tree."""
+    """Record that a node loses its pages on the device, whether or not it stays on the host."""
     if not engine.settings.records_memory:
         return
     pages, begin, end = engine.radix.node_pages, node.first_entry, node.first_entry + node.num_pages

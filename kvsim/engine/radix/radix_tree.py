@@ -3,12 +3,12 @@
 A node holds consecutive pages of a prefix. Two pages have the same key exactly if all tokens up to their ends are the
 same (see `prefix_keys`). So the key of a node's first page suffices to find a child, and a binary search over the keys
 of a node finds how many of its pages match a request. A match that ends inside a node splits the node there. A request
-locks the path from the root to the end of its prefix. Nodes that no request locks can be evicted, one whole leaf at a
+locks the path from the root to the end of its prefix. Leaves that nothing locks can be evicted, one whole leaf at a
 time.
 
-Every match and every insert is an access. An access has a number, from which the nodes that it visits get a stamp for
-the eviction policy. A match stamps its path from the end upwards, each node a little older than its child. An insert
-stamps its path from the root downwards.
+A match or an insert stamps the nodes on its path, and the eviction strategy compares these stamps: a larger stamp is a
+later access. A match stamps its path from the end upwards, so that each node has a smaller stamp than its child. An
+insert stamps its path from the root downwards.
 """
 
 from __future__ import annotations
@@ -31,13 +31,17 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _TICK = 1 << 20
-"""Number of stamps that one access may use. A match uses one stamp for each node of its path."""
+"""Distance from the first stamp of an access to that of the next: more than the nodes of a path, each of which gets a
+stamp of its own in a match.
+"""
 _ROW_BITS = 32
 
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of page `page` of request `number`: if its tokens are unknown, negative and no other's."""
+    """Return the key of page `page`, counted from 0, of request `number`. If the tokens of the page are unknown, the
+    key is negative, and no other request has it.
+    """
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
         return engine.prompt_keys[sequence.first_key + page]
@@ -46,11 +50,12 @@ def key_of(engine: Engine, number: int, page: int) -> int:
 
 @part
 def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
-    """Return the node at which the longest cached prefix of the first `num_tokens` tokens ends, and stamp its path.
+    """Match the first `num_tokens` tokens of a request with the tree. Return the last node of the longest cached prefix
+    that is on the device; `ROOT` if there is none.
 
-    The node is on the device. With a host tier, the prefix may continue on the host up to `RadixState.host_node`, and
-    these nodes are stamped, too. With windows, the tokens at the end of the prefix must have window slots: the tokens
-    of one window, or the whole prefix if it is shorter.
+    With a host tier, the prefix may continue in nodes that are only on the host; `RadixState.host_node` is the last
+    one. All nodes of the prefix are stamped. With windows, the tokens at the end of the prefix must have window slots:
+    the tokens of one window, or the whole prefix if it is shorter.
     """
     radix, num_pages = engine.radix.state, num_tokens // engine.settings.unit_tokens
     radix.matched_pages, radix.host_node = 0, ROOT
@@ -86,9 +91,9 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
-    """Return the number of consecutive tokens with window slots, counted back from the end of a node.
+    """Return the number of tokens with window slots that directly precede the end of a node, without a gap.
 
-    `num_before` is this number at the end of the node's parent; without windows, it is the result.
+    `num_before` is the number that precedes the end of the node's parent. Without windows, it is returned unchanged.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -98,11 +103,13 @@ def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
 
 @part
 def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, inserted: int, priority: int) -> int:
-    """Insert the first `num_pages` pages of a request's row into the tree; return the node at which they end.
+    """Insert the first `num_pages` pages of a request's row into the tree. Return the node at which they end.
 
-    Where the tree has the same tokens already, it keeps its own pages. The request's duplicates from page `protected`
-    on are freed, and its row gets the pages of the tree instead. A hit is counted for nodes that end after page
-    `inserted`.
+    Where the tree already has the same tokens, the request's pages are freed as duplicates, and its row gets the pages
+    of the tree instead. The first `protected` pages of the row are pages of the tree already. There are two exceptions:
+    nodes without windows (see `_replace_duplicates`), and nodes that are only on the host, which take over the
+    request's pages. A hit is counted for each node that ends after the first `inserted` pages, which the request has
+    inserted before.
     """
     nodes = engine.radix.nodes
     _tick(engine)  # counts as an access, although the root has no stamp
@@ -133,19 +140,19 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
 
 
 @part
-def insert_prompt(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
-    """Split the path of a request at the end of the prompt, after `num_pages` pages. The tree must have the whole path.
-    The answer can then be evicted without the prompt.
+def split_at_prompt_end(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
+    """Split the path of a request at the end of its prompt, after `num_pages` pages, so that the answer can be evicted
+    without the prompt. The tree must have these pages. This is an insert with a priority raised by 1.
     """
     insert(engine, sequence, num_pages, num_pages, num_pages, min(priority + 1, NO_PRIORITY))
 
 
 @part
 def split(engine: Engine, node: int, num_pages: int) -> int:
-    """Split a node after its first `num_pages` pages; return the new node, which holds these pages.
+    """Split a node after its first `num_pages` pages. Return the new node, which holds these pages.
 
-    The new node becomes the parent of the old node, with the same locks, hits and priority. It takes the place of the
-    old node among the children of its former parent.
+    The new node becomes the parent of the old node, and a child of the old node's former parent. It has the same locks,
+    hits and priority as the old node.
     """
     nodes, buckets = engine.radix.nodes, engine.buckets
     upper = _new_node(engine)
@@ -175,11 +182,12 @@ def split(engine: Engine, node: int, num_pages: int) -> int:
 
 @part
 def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
-    """Evict leaves until `num_tokens` more slots are free, then windows until `num_window_tokens` more window slots are
-    free. The windows of evicted leaves count. The eviction ends early if nothing is left that can be evicted.
+    """Evict leaves until at least `num_tokens` slots have become free. Then evict windows until at least
+    `num_window_tokens` window slots have become free, those of the evicted leaves included. Stop early if nothing is
+    left that can be evicted.
     """
     radix = engine.radix.state
-    radix_events.asked(engine, num_tokens, num_window_tokens)
+    radix_events.eviction_request(engine, num_tokens, num_window_tokens)
     enough = engine.state.num_free + token_slots.ceil_pages(engine, num_tokens)
     begin, most = radix.num_free_windows, token_slots.ceil_pages(engine, num_window_tokens)
     while engine.state.num_free < enough and radix.num_leaves > 0:
@@ -196,9 +204,11 @@ def evict(engine: Engine, num_tokens: int, num_window_tokens: int) -> None:
 
 @part
 def _evict_leaf(engine: Engine, node: int) -> None:
-    """Evict a leaf with its windows. It stays in the tree if it is on the host or is copied there now."""
+    """Evict a leaf with its windows. With a host tier, it stays in the tree if it is on the host or is now copied
+    there; see `tree_copies.demote`.
+    """
     record = engine.radix.nodes[node]
-    if tree_copies.is_on(engine) and tree_copies.demote(engine, node):
+    if tree_copies.has_host_tier(engine) and tree_copies.demote(engine, node):
         return
     radix_events.leaf(engine, record)
     radix_journal.evict(engine, record)
@@ -226,7 +236,9 @@ def end_of(engine: Engine, node: int) -> int:
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the child, after `depth` pages of a request, that begins with the next page; `ROOT` for none."""
+    """Return the node that continues the path of a request's first `depth` pages, which the tree must have, with its
+    next page; `ROOT` if there is none.
+    """
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:
@@ -236,7 +248,7 @@ def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
 
 @part
 def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) -> int:
-    """Return the number of leading pages of a node that match a request, at least 1 and at most `most`."""
+    """Return the number of leading pages of a node that match a request, at most `most`. The first page matches."""
     record = engine.radix.nodes[node]
     low, high = 1, min(record.num_pages, most)
     page = record.begin + high - 1
@@ -254,38 +266,45 @@ def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) 
 
 @part
 def _replace_duplicates(engine: Engine, sequence: Sequence, node: int, begin: int) -> None:
-    """Replace a request's own pages by the pages of a node, from page `begin` of the path on. If the node has no
-    windows, it gets the windows that the request still has.
+    """Replace a request's own pages by the pages of a node with the same tokens, from page `begin` of the path on.
+
+    If the node has no windows, but the request still has some there, the node is split where these begin, and the lower
+    part gets them; see `_restore_windows`.
     """
-    record, gone = engine.radix.nodes[node], _num_gone_pages(engine, sequence)
-    end, live = record.begin + record.num_pages, max(record.begin, gone)
+    record, num_windowless = engine.radix.nodes[node], _num_windowless_pages(engine, sequence)
+    end, live = record.begin + record.num_pages, max(record.begin, num_windowless)
     if engine.radix.settings.window_tokens == 0 or record.has_window or live >= end:
-        _replace_from_node(engine, sequence, node, begin, gone)
+        _replace_from_node(engine, sequence, node, begin, num_windowless)
         return
     upper = split(engine, node, live - record.begin) if live > record.begin else ROOT
     _restore_windows(engine, sequence, node)
     if upper != ROOT:
-        _replace_from_node(engine, sequence, upper, begin, gone)
+        _replace_from_node(engine, sequence, upper, begin, num_windowless)
 
 
 @part
-def _num_gone_pages(engine: Engine, sequence: Sequence) -> int:
+def _num_windowless_pages(engine: Engine, sequence: Sequence) -> int:
+    """Return the number of leading pages of a request whose window slots it has freed."""
     return engine.radix.holdings[sequence.number].freed_window_tokens // engine.settings.unit_tokens
 
 
 @part
-def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, gone: int) -> None:
-    """Replace a request's pages by those of a node, from page `begin` on. Pages before `gone` have no windows."""
+def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int, num_windowless: int) -> None:
+    """Replace a request's pages by those of a node, from page `begin` of the path on. The first `num_windowless` pages
+    of the request have no window slots to free.
+    """
     record = engine.radix.nodes[node]
     end = record.begin + record.num_pages
-    middle = min(max(gone, begin), end)
+    middle = min(max(num_windowless, begin), end)
     _replace_run(engine, sequence, node, begin, middle, False)
     _replace_run(engine, sequence, node, middle, end, engine.radix.settings.window_tokens > 0)
 
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Replace a request's pages [begin, end) by a node's pages, and free them (`has_windows`: with windows)."""
+    """Free a request's pages [begin, end), with their window slots if `has_windows`, and replace them in its row by the
+    pages of a node.
+    """
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return
@@ -300,10 +319,11 @@ def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end:
 
 @part
 def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
-    """Move the windows of a request to a node that has the same tokens, but no windows.
+    """Move the window slots of a request's pages to a node that has the same tokens, but no window slots.
 
-    If no request locks the node, it takes over the request's pages with their windows, and its own pages are freed.
-    Otherwise it keeps its own pages, and the request's pages are freed.
+    If nothing locks the node, its pages are freed, and it takes over the request's pages, which have the window slots.
+    Otherwise the node keeps its pages and gets only the window slots. The request's pages are then freed, and its row
+    gets the pages of the node.
     """
     record, windows, rows = engine.radix.nodes[node], engine.radix.window_pages, engine.radix.rows
     begin, first = sequence.place * engine.radix.settings.row_pages + record.begin, record.first_entry
@@ -324,11 +344,11 @@ def _restore_windows(engine: Engine, sequence: Sequence, node: int) -> None:
 
 @part
 def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, inserted: int, priority: int) -> int:
-    """Add a leaf below `parent` with the pages of a request's row up to page `num_pages`; return the last node of the
-    path.
+    """Add a leaf below `parent` with the pages of a request's row from the end of `parent` up to page `num_pages`.
+    Return the leaf. If it ends after the first `inserted` pages, a hit is counted for it.
 
-    With windows, the leaf is split into up to three nodes: pages without windows, pages with windows, and the pages of
-    the last window.
+    With windows, the leaf is split: a node for pages without window slots, a node for pages with window slots before
+    the last window, and the leaf itself with the pages of the last window.
     """
     nodes, begin = engine.radix.nodes, end_of(engine, parent)
     first_entry = tree_nodes.new_entries(engine, num_pages - begin)
@@ -346,7 +366,7 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
     evictable_leaves.update(engine, parent)
     evictable_leaves.update(engine, node)
     if engine.radix.settings.window_tokens > 0:
-        _give_windows(engine, node, max(begin, _num_gone_pages(engine, sequence)), num_pages)
+        _give_windows(engine, node, max(begin, _num_windowless_pages(engine, sequence)), num_pages)
     if begin + record.num_pages > inserted:
         tree_copies.count_hit(engine, node)
     evictable_leaves.update(engine, node)
@@ -355,7 +375,9 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Give a new leaf the windows that a request has from page `begin` of the path on, and split it there."""
+    """Record that a new leaf has window slots for its pages [begin, end), counted on the whole path. Split it at page
+    `begin`, and where the last window of tokens begins, because a node has window slots for all of its pages or none.
+    """
     if begin >= end:
         return
     if begin > engine.radix.nodes[node].begin:
@@ -368,7 +390,9 @@ def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
 
 @part
 def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: int) -> None:
-    """Copy `num_pages` pages of a node, from its page `first` on, to `RadixTables.rows` from index `begin` on."""
+    """Copy `num_pages` pages of a node, from its page `first` (counted from 0) on, to `RadixTables.rows` from index
+    `begin` on.
+    """
     rows, pages, entry = engine.radix.rows, engine.radix.node_pages, engine.radix.nodes[node].first_entry + first
     for index in range(num_pages):
         rows[begin + index] = pages[entry + index]
@@ -402,6 +426,6 @@ def _new_node(engine: Engine) -> int:
 
 @part
 def _tick(engine: Engine) -> int:
-    """Count an access to the tree; return the access's first stamp."""
+    """Begin an access to the tree. Return its first stamp, which is larger than all earlier ones."""
     engine.radix.state.last_stamp += _TICK
     return engine.radix.state.last_stamp

@@ -15,17 +15,19 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
-"""Number of prefills of a request after which window slots are freed before the next one, with overlap."""
+"""Smallest number of prefills that must have computed a part of a request's prompt before its next prefill frees window
+slots, if two steps may be in flight.
+"""
 
 
 @part
 def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
-    """Evict from the tree so that `num_tokens` slots are free; with windows, also `num_tokens` window slots. If the
-    tree has too little to evict, fewer slots are free afterwards.
+    """Evict from the tree, if necessary, so that at least `num_tokens` slots are free; with windows, also at least
+    `num_tokens` window slots. If the tree has too little to evict, fewer are free afterwards.
     """
     shortfall = max(num_tokens - token_slots.num_free_tokens(engine), 0)
     of_windows = 0
-    if tree_windows.is_on(engine):
+    if tree_windows.has_windows(engine):
         of_windows = max(num_tokens - token_slots.num_free_window_tokens(engine), 0)
     if (shortfall > 0 or of_windows > 0) and engine.radix.settings.has_tree:
         radix_tree.evict(engine, shortfall, of_windows)
@@ -33,7 +35,9 @@ def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
 
 @part
 def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Match the first `num_tokens` tokens of a waiting request with the tree, and store the hit in its `Holding`."""
+    """Match the first `num_tokens` tokens of a waiting request with the tree, and store the hit in its `Holding`.
+    Without a tree, the hit is empty.
+    """
     holding = engine.radix.holdings[sequence.number]
     holding.node = ROOT
     if engine.radix.settings.has_tree:
@@ -41,26 +45,26 @@ def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
     holding.prefix_tokens = radix_tree.end_of(engine, holding.node) * engine.settings.unit_tokens
     holding.protected_tokens = holding.prefix_tokens
     holding.host_tokens = 0
-    if tree_copies.is_on(engine) and engine.radix.settings.has_tree:
+    if tree_copies.has_host_tier(engine) and engine.radix.settings.has_tree:
         holding.host_node = engine.radix.state.host_node
         holding.host_tokens = tree_copies.num_host_pages(engine, holding.host_node) * engine.settings.unit_tokens
     holding.matched_tokens = min(holding.prefix_tokens + holding.host_tokens, sequence.num_tokens - 1)
     holding.branch_tokens = 0
-    if tree_windows.is_on(engine) and engine.radix.settings.has_tree:
+    if tree_windows.has_windows(engine) and engine.radix.settings.has_tree:
         matched = engine.radix.state.matched_pages * engine.settings.unit_tokens
         holding.branch_tokens = matched if matched > holding.prefix_tokens else 0
 
 
 @part
 def init_next_round_input(engine: Engine, sequence: Sequence) -> None:
-    """Match a candidate for admission with the tree, without its last token, which must be computed."""
+    """Match a candidate for admission with the tree: all of its known tokens but the last, which must be computed."""
     engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
     match_kv_cache(engine, sequence, sequence.num_tokens - 1)
 
 
 @part
 def alloc_req_slots(engine: Engine, num_seqs: int) -> None:
-    """Assign a free row to each of the first `num_seqs` requests of the batch that has none."""
+    """Assign a free row to those of the batch's first `num_seqs` requests that have none. Enough rows must be free."""
     radix, needed = engine.radix, 0
     for index in range(num_seqs):
         needed += int(engine.sequences[engine.batch[index]].place == NO_ROW)
@@ -92,9 +96,11 @@ def _write_prefix(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
-    """Allocate slots to prefill the first `num_seqs` requests of the batch; return False if too few are free."""
+    """Allocate slots to prefill the first `num_seqs` requests of the batch, after evictions if necessary. Return False,
+    and allocate nothing, if too few slots are free.
+    """
     unit, num_tokens, num_pages = engine.settings.unit_tokens, 0, 0
-    if tree_windows.is_on(engine) and not engine.radix.settings.has_tree:
+    if tree_windows.has_windows(engine) and not engine.radix.settings.has_tree:
         _slide_in_prefill(engine, num_seqs)
     for index in range(num_seqs):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
@@ -102,7 +108,7 @@ def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
         num_pages += _num_new_pages(engine, sequence.computed, tokens)
     evict_from_tree_cache(engine, num_tokens)
     if num_pages > engine.state.num_free or (
-        tree_windows.is_on(engine) and num_pages > engine.radix.state.num_free_windows
+        tree_windows.has_windows(engine) and num_pages > engine.radix.state.num_free_windows
     ):
         return False
     for index in range(num_seqs):
@@ -113,14 +119,18 @@ def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
 
 @part
 def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of slots to allocate for one more token of a request: a page, or none."""
+    """Return the number of slots to allocate for one more token of a request: those of a page, or 0 if its last page
+    has room.
+    """
     return _num_new_pages(engine, sequence.computed, 1) * engine.settings.unit_tokens
 
 
 @part
 def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Evict pages so that the `num_seqs` requests from index `first` of the batch on can decode one more token each."""
-    if tree_windows.is_on(engine):
+    """Evict pages so that the `num_seqs` requests from index `first` of the batch on can decode one token each. Before
+    that, free window slots that they no longer read.
+    """
+    if tree_windows.has_windows(engine):
         _slide_in_decode(engine, first, num_seqs)
     evict_from_tree_cache(engine, num_seqs * engine.settings.unit_tokens)
 
@@ -128,7 +138,8 @@ def make_room_for_decode(engine: Engine, first: int, num_seqs: int) -> None:
 @part
 def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
     """Free the window slots that the first `num_seqs` requests of the batch no longer read. Used without a prefix
-    cache. With overlap, the previous part of a prompt may not be computed yet, so the window before that part is kept.
+    cache. If two steps may be in flight, the previous chunk of a prompt may still be computing, so the window before
+    this chunk is kept.
     """
     chunk_tokens = engine.radix.settings.chunk_tokens
     token_slots.begin_free_group(engine)
@@ -143,8 +154,8 @@ def _slide_in_prefill(engine: Engine, num_seqs: int) -> None:
 
 @part
 def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
-    """Free the window slots that `num_seqs` requests of the batch, from index `first` on, no longer read. This is done
-    for a request every `window_interval` tokens.
+    """Free the window slots that the `num_seqs` requests from index `first` of the batch on no longer read. For one
+    request, this is done only once in `window_interval` tokens, and not for its first decode.
     """
     settings = engine.radix.settings
     token_slots.begin_free_group(engine)
@@ -160,7 +171,9 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots, outside the tree, that a request's tokens from `num_tokens` on do not read."""
+    """Free the window slots that the tokens after a request's first `num_tokens` tokens do not read, except those of
+    pages in the tree.
+    """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.freed_window_tokens + 1:
@@ -197,52 +210,56 @@ def _num_new_pages(engine: Engine, computed: int, num_tokens: int) -> int:
 
 
 @part
-def checkpoint(engine: Engine, sequence: Sequence, up_to: int, is_over: bool) -> None:
-    """Insert the first `up_to` tokens of a request, in whole pages, into the tree, and lock their path.
+def cache_req(engine: Engine, sequence: Sequence, up_to: int, is_finished: bool) -> None:
+    """Insert the whole pages of a request's first `up_to` tokens into the tree, and lock their path instead of the one
+    that the request has locked. Without a tree, do nothing.
 
-    Without windows, the path is split at the end of the prompt. If the request matched a path whose windows were
-    evicted, only the tokens up to the end of that match (`Holding.branch_tokens`) are inserted. `is_over` is True if
-    the request leaves.
+    It is SGLang's `cache_finished_req` if `is_finished`, which is True if the request leaves its row; otherwise
+    `cache_unfinished_req`. Without windows, the path is split at the end of the prompt. If the request's match has gone
+    further than its hit, because nodes lack their windows, only the tokens of the match (`Holding.branch_tokens`) are
+    inserted the first time.
     """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     if not engine.radix.settings.has_tree or up_to == 0:
         return
     branch = holding.branch_tokens if holding.protected_tokens < holding.branch_tokens <= up_to else 0
     up_to = branch if branch > 0 else up_to
-    if tree_windows.is_on(engine) and not is_over:
+    if tree_windows.has_windows(engine) and not is_finished:
         slide(engine, sequence, up_to - 1)
     num_pages, prompt_pages = up_to // unit, sequence.prompt_tokens // unit
     protected, inserted = holding.protected_tokens // unit, holding.inserted_tokens // unit
     node = radix_tree.insert(engine, sequence, num_pages, protected, inserted, holding.priority)
     holding.inserted_tokens = max(holding.inserted_tokens, num_pages * unit)
-    if 0 < prompt_pages < num_pages and not tree_windows.is_on(engine):
-        radix_tree.insert_prompt(engine, sequence, prompt_pages, holding.priority)
+    if 0 < prompt_pages < num_pages and not tree_windows.has_windows(engine):
+        radix_tree.split_at_prompt_end(engine, sequence, prompt_pages, holding.priority)
     tree_nodes.dec_lock_ref(engine, holding.lock, holding.edge)
     holding.edge = tree_nodes.inc_lock_ref(engine, node)
     holding.lock = holding.node = node
     holding.protected_tokens = num_pages * unit
     if branch > 0:
         holding.branch_tokens = 0
-        if not is_over:
+        if not is_finished:
             slide(engine, sequence, holding.extend_end - 1)
 
 
 @part
-def checkpoint_prefill(engine: Engine, sequence: Sequence) -> None:
-    """Insert the computed part of a prompt into the tree. The request's next prefill begins after that part."""
+def cache_prefill(engine: Engine, sequence: Sequence) -> None:
+    """Insert the tokens of a request up to the end of its last prefill into the tree. A next prefill begins there."""
     holding = engine.radix.holdings[sequence.number]
-    checkpoint(engine, sequence, holding.extend_end, False)
+    cache_req(engine, sequence, holding.extend_end, False)
     holding.prefix_tokens = holding.extend_end
 
 
 @part
-def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
-    """Free the row of a request. With `keeps`, its computed tokens are first inserted into the tree."""
+def release_kv_cache(engine: Engine, sequence: Sequence, is_insert: bool) -> None:
+    """Free the row of a request, its locks, and its pages outside the tree. With `is_insert`, first insert its computed
+    tokens into the tree.
+    """
     radix, holding, owned = engine.radix, engine.radix.holdings[sequence.number], sequence.computed
     assert owned <= sequence.num_tokens
-    if keeps:
+    if is_insert:
         holding.laid_out_tokens = sequence.num_tokens
-        checkpoint(engine, sequence, owned, True)
+        cache_req(engine, sequence, owned, True)
     totals.remove_computed(engine, sequence)
     totals.remove_slots(engine, sequence, token_slots.ceil_tokens(engine, owned))
     num_pages, num_kept = token_slots.ceil_pages(engine, owned), holding.protected_tokens // engine.settings.unit_tokens
@@ -250,7 +267,7 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
     row = sequence.place * radix.settings.row_pages
     num_gone = max(holding.freed_window_tokens // engine.settings.unit_tokens, num_kept)
     _free_row(engine, row + num_kept, row + num_gone, False)
-    _free_row(engine, row + num_gone, row + num_pages, tree_windows.is_on(engine))
+    _free_row(engine, row + num_gone, row + num_pages, tree_windows.has_windows(engine))
     tree_nodes.dec_lock_ref(engine, holding.lock, holding.edge)
     holding.lock = ROOT
     holding.edge = holding.freed_window_tokens = holding.branch_tokens = holding.num_extends = holding.num_decodes = 0
@@ -261,7 +278,7 @@ def release_kv_cache(engine: Engine, sequence: Sequence, keeps: bool) -> None:
 
 @part
 def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
-    """Free the pages `RadixTables.rows[begin:end]`; with `has_windows`, also their windows."""
+    """Free the pages `RadixTables.rows[begin:end]`; with `has_windows`, also their window slots."""
     rows = engine.radix.rows
     if end > begin:
         if has_windows:
@@ -270,22 +287,26 @@ def _free_row(engine: Engine, begin: int, end: int, has_windows: bool) -> None:
 
 
 @part
-def free_units(engine: Engine) -> int:
-    """Return the number of pages that are free or can be evicted from the tree."""
+def num_unlocked(engine: Engine) -> int:
+    """Return the number of pages that are free, or in the tree and not locked."""
     return engine.state.num_free + engine.state.num_cached
 
 
 @part
-def free_windows(engine: Engine) -> int:
-    """Return the number of window pages that are free or can be evicted from the tree."""
+def num_unlocked_windows(engine: Engine) -> int:
+    """Return the number of window pages that are free, or in the tree and not locked."""
     return engine.radix.state.num_free_windows + engine.radix.state.num_cached_windows
 
 
 @part
-def cached_windows(engine: Engine) -> int:
-    """Return the number of window pages that can be evicted from the tree."""
+def num_cached_windows(engine: Engine) -> int:
+    """Return the number of window pages that are in the tree and not locked."""
     return engine.radix.state.num_cached_windows
 
 
-RADIX = MemoryManager(name="radix", free_units=free_units, free_windows=free_windows, cached_windows=cached_windows)
-"""Memory of SGLang. Its scheduler calls the functions of this module that allocate and free."""
+RADIX = MemoryManager(
+    name="radix", free_units=num_unlocked, free_windows=num_unlocked_windows, cached_windows=num_cached_windows
+)
+"""Memory of SGLang. It has only the functions that fill the row of a step. Functions that allocate and free are called
+by SGLang's scheduler directly.
+"""

@@ -12,22 +12,28 @@ from kvsim.engine.radix_records import DFS_WEIGHT, FCFS, HRRN, LOF, LPM, LRU, RO
 from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
-_MOST_MATCHED = 128
-"""Largest number of waiting requests that `LPM` and `HRRN` sort by their prefixes; more are sorted by arrival. Also the
-largest number of prefixes that `_touch_waiting_prefixes` matches.
+_MOST_SORTED_BY_PREFIX = 128
+"""Largest number of waiting requests for which `LPM` and `HRRN` match prefixes and sort. If there are more, the queue
+keeps its order of arrival.
 """
-_AT_ONCE = 1e300
-"""Response ratio of a request that has no tokens to compute; larger than any other."""
+_MOST_TOUCHED = 128
+"""Largest number of waiting requests for which `_touch_waiting_prefixes` matches prefixes."""
+_LARGEST_RATIO = 1e300
+"""Response ratio of a request that has no tokens to compute. It is larger than any other."""
 _REFRESH_INTERVAL = 32
-"""Number of passes with waiting requests from one match of their prefixes to the next."""
+"""Interval between two calls of `_touch_waiting_prefixes` that have an effect, in passes of the scheduler with waiting
+requests.
+"""
 
 
 @part
 def calc_priority(engine: Engine) -> None:
-    """Sort the waiting queue. If its order depends on prefix hits, match the waiting requests with the tree first."""
+    """Sort the waiting queue by the schedule policy. If the order depends on prefix hits, first match all waiting
+    requests with the tree. If not, match some in a few passes, only to mark their prefixes as used.
+    """
     settings, state = engine.radix.settings, engine.state
     order = settings.order
-    if order in (LPM, HRRN) and state.num_waiting > _MOST_MATCHED:
+    if order in (LPM, HRRN) and state.num_waiting > _MOST_SORTED_BY_PREFIX:
         order = FCFS
     if order in (LPM, DFS_WEIGHT, HRRN, SHORTEST_PREFILL_FIRST):
         _compute_prefix_matches(engine)
@@ -41,10 +47,11 @@ def calc_priority(engine: Engine) -> None:
 
 @part
 def _compute_prefix_matches(engine: Engine) -> None:
-    """Match all waiting requests with the tree, and mark some to be put back in the order.
+    """Match all waiting requests with the tree, and set `Holding.is_put_back`, by which some requests are sorted last.
 
-    A request is put back if an earlier one in the queue begins with the same tokens and the tree lacks these tokens.
-    The request can hit them once the earlier one has computed them.
+    A request is put back if the tree has at most its first `BEGIN_TOKENS` tokens, and another request, nearer to the
+    head of the queue, begins with the same `BEGIN_TOKENS` tokens and is not put back. Once that request has computed
+    these tokens, the one that was put back can hit them.
     """
     order, num_compared = engine.radix.order, 0
     number = engine.sequences[HEAD].next
@@ -66,7 +73,7 @@ def _compute_prefix_matches(engine: Engine) -> None:
 
 @part
 def _sort(engine: Engine) -> None:
-    """Sort the waiting queue by insertion, which keeps the order of equal requests."""
+    """Sort the waiting queue by `_goes_before`. Equal requests keep their order."""
     order, size, number = engine.radix.order, 0, engine.sequences[HEAD].next
     while number != HEAD:
         place = size
@@ -106,27 +113,31 @@ def _goes_before(engine: Engine, number: int, other: int) -> bool:
 
 @part
 def _response_ratio(engine: Engine, number: int) -> float:
-    """Return the number of tokens prefilled since a request was queued, divided by the number that the request has to
-    compute. It is 0 for a request that was put back, and `_AT_ONCE` for one that has nothing to compute.
+    """Return the number of prefilled tokens that `RadixState.num_prefilled` has counted since a request entered the
+    queue, divided by the number of prompt tokens that the request has to compute.
+
+    Return 0 for a request that is put back, and `_LARGEST_RATIO` for one that has no tokens to compute.
     """
     holding = engine.radix.holdings[number]
     uncached = engine.sequences[number].prompt_tokens - holding.matched_tokens
     if holding.is_put_back:
         return 0.0
     if uncached <= 0:
-        return _AT_ONCE
+        return _LARGEST_RATIO
     return (engine.radix.state.num_prefilled - holding.entered_at) / uncached
 
 
 @part
 def _prefill_work(engine: Engine, number: int) -> int:
-    """Return the number of tokens that a waiting request has to compute, at least 1."""
+    """Return the number of tokens that a waiting request has to compute; 1 if there are none."""
     return max(1, engine.sequences[number].num_tokens - engine.radix.holdings[number].matched_tokens)
 
 
 @part
 def _sort_by_dfs_weight(engine: Engine) -> None:
-    """Sort the waiting queue by a depth-first walk of the tree. The subtree with most waiting requests comes first."""
+    """Sort the waiting queue by a depth-first walk of the tree. Of the subtrees below a node, the one at which the most
+    waiting requests' prefixes end is visited first. A request comes after those whose prefixes continue its own.
+    """
     nodes, order, size = engine.radix.nodes, engine.radix.order, 0
     number = engine.sequences[HEAD].next
     while number != HEAD:
@@ -152,7 +163,9 @@ def _sort_by_dfs_weight(engine: Engine) -> None:
 
 @part
 def _weigh(engine: Engine, number: int) -> None:
-    """Add a waiting request to the node at which its prefix ends, and 1 to the weight of each node on its path."""
+    """Append a waiting request to the list of the node at which its prefix ends (`Node.first_waiting`). Add 1 to the
+    weight of each node on the path to this node.
+    """
     nodes, node = engine.radix.nodes, engine.radix.holdings[number].node
     engine.radix.holdings[number].next_waiting = HEAD
     if nodes[node].first_waiting == HEAD:
@@ -170,8 +183,8 @@ def _weigh(engine: Engine, number: int) -> None:
 
 @part
 def _take_heaviest_child(engine: Engine, parent: int) -> int:
-    """Return the heaviest child that was not visited, and mark it as visited; `ROOT` if there is none. Among equally
-    heavy children, the first attached one is returned.
+    """Return the heaviest child of `parent` that has waiting requests and was not visited, and mark it as visited. Of
+    equally heavy children, choose the one attached first. Return `ROOT` if there is no such child.
     """
     nodes, found, before_found, before = engine.radix.nodes, ROOT, ROOT, ROOT
     child = nodes[parent].first_child
@@ -191,8 +204,9 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
 
 @part
 def chunk_limit(engine: Engine, sequence: Sequence) -> int:
-    """Return the largest number of tokens that the chunked request may compute so that shorter waiting requests also
-    fit into the prefill; `NEVER` if there is no limit.
+    """Return the largest number of tokens that the chunked request may compute in this pass. With
+    `SHORTEST_PREFILL_FIRST`, the rest of the chunk is for waiting requests at the head of the queue that have fewer
+    tokens to compute. Return `NEVER` if there are none, and for other orders.
     """
     unit, budget = engine.settings.unit_tokens, engine.radix.state.chunk_left
     if engine.radix.settings.order != SHORTEST_PREFILL_FIRST or budget < 2 * unit:
@@ -211,7 +225,9 @@ def chunk_limit(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _touch_waiting_prefixes(engine: Engine) -> None:
-    """Match waiting requests in every 32nd pass, the queue's head last, so that their prefixes are evicted later."""
+    """Match waiting requests with the tree in every 32nd pass, the head of the queue last, so that LRU counts their
+    prefixes as used, and evicts other prefixes first.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if state.num_waiting == 0 or settings.eviction != LRU or not settings.has_tree:
         return
@@ -219,7 +235,7 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
     if radix.num_waiting_passes % _REFRESH_INTERVAL != 1:
         return
     number = engine.sequences[HEAD].next
-    for _ in range(min(state.num_waiting, _MOST_MATCHED) - 1):
+    for _ in range(min(state.num_waiting, _MOST_TOUCHED) - 1):
         number = engine.sequences[number].next
     while number != HEAD:
         sequence = engine.sequences[number]
@@ -229,8 +245,10 @@ def _touch_waiting_prefixes(engine: Engine) -> None:
 
 @part
 def order_for_retraction(engine: Engine) -> None:
-    """Sort running requests in descending order of outputs, then in ascending order of prompts. The last one is
-    retracted first. With `retracts_by_priority`, the priority comes before both.
+    """Sort the running requests so that the one to retract first comes last.
+
+    The keys are the number of output tokens, in descending order, and then the length of the prompt, in ascending
+    order. With `retracts_by_priority`, the first key is the priority, the most important request first.
     """
     running = engine.running
     for index in range(1, engine.state.num_running):

@@ -33,7 +33,9 @@ from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, RUNNING, WAITING, E
 
 @part
 def has_work(engine: Engine) -> bool:
-    """Tell whether another pass is due. After the last batch, one more pass resets `RadixState.ratio`."""
+    """Tell whether the scheduler must run another pass: there are requests, or the last pass has launched a batch, or
+    `RadixState.ratio` is to be reset. So one more pass follows the last batch of a run.
+    """
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     return has_requests or radix.last_mode != NO_BATCH or not radix.is_ratio_reset
@@ -73,7 +75,7 @@ def schedule(engine: Engine) -> None:
         return
     if mode == NO_BATCH:
         radix.num_idle_passes += 1
-        _rest(engine)
+        _reset_ratio(engine)
     else:
         radix.num_idle_passes = 0
         _run_batch(engine, mode)
@@ -81,9 +83,8 @@ def schedule(engine: Engine) -> None:
 
 @part
 def awaits_output(engine: Engine) -> bool:
-    """Tell whether the oldest output in flight is processed before the next pass.
-
-    This is so if as many outputs are in flight as allowed, or if some are and this pass has launched no batch.
+    """Tell whether the oldest output in flight is processed before the next pass. It is, if as many steps are in flight
+    as allowed, or if this pass has launched no batch and there is an output in flight.
     """
     state = engine.state
     is_full = state.num_in_flight >= engine.settings.most_in_flight
@@ -92,7 +93,9 @@ def awaits_output(engine: Engine) -> bool:
 
 @part
 def abort(engine: Engine, sequence: Sequence) -> None:
-    """Abort a request: at once if it waits, in the next pass if it is chunked, with its next output if it runs."""
+    """Abort a request. A waiting request ends at once. The chunked request ends in the next pass, and any other running
+    request when its next output is processed.
+    """
     engine.radix.state.num_idle_passes = 0
     if sequence.status in (WAITING, PREEMPTED):
         waiting_queue.remove(engine, sequence)
@@ -103,38 +106,43 @@ def abort(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def num_running(engine: Engine) -> int:
-    """Return the number of requests that have a row. `State.num_running` is smaller: it leaves out requests in a
-    prefill, and requests that end by length and whose last output is in flight.
+def num_with_rows(engine: Engine) -> int:
+    """Return the number of requests that have a row in the request table. `State.num_running` counts only those in the
+    running batch, without requests in a prefill and requests whose last output is in flight.
     """
     return len(engine.radix.free_rows) - engine.radix.state.num_free_rows
 
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the run cannot continue: the head of the queue is not admitted although nothing runs."""
+    """Tell whether the run cannot continue: the head of the queue is not admitted although no request runs, and no step
+    or copy is in progress.
+    """
     state = engine.state
-    if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0 or tree_copies.are_awaited(engine):
+    if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0 or tree_copies.has_copies(engine):
         return False
     state.stalled_sequence = waiting_queue.peek(engine).number
     return True
 
 
 @part
-def _rest(engine: Engine) -> None:
-    """Reset the estimate of answers in a pass without a batch, if no batch, copy or request is left."""
+def _reset_ratio(engine: Engine) -> None:
+    """Reset `RadixState.ratio`, by which answers are estimated, if no request, step or copy is left. Called in a pass
+    without a batch.
+    """
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
-    if state.num_in_flight == 0 and not has_requests and not tree_copies.are_awaited(engine):
+    if state.num_in_flight == 0 and not has_requests and not tree_copies.has_copies(engine):
         radix.ratio = engine.radix.settings.first_ratio
         radix.is_ratio_reset = True
 
 
 @part
 def _run_batch(engine: Engine, mode: int) -> None:
-    """Launch the batch. Its tokens count as computed from now on. This loop takes most of a simulation's time. So it
-    also sums the numbers of the batch, and allocates the slots of a decode.
+    """Launch the chosen batch, which is of kind `mode` (see `radix_records.NO_BATCH`). Its tokens count as computed
+    from now on. Also sum the figures of the step that `StepShape` needs and, for a decode, allocate its slots.
     """
+    # One loop for all of this, because it takes most of a simulation's time.
     state, radix = engine.state, engine.radix.state
     radix.num_launched += 1
     radix.is_ratio_reset, radix.launched_mode = False, mode
@@ -170,14 +178,16 @@ def _run_batch(engine: Engine, mode: int) -> None:
 
 @part
 def get_next_batch_to_run(engine: Engine) -> int:
-    """Choose the batch of a pass and allocate its slots; return its kind (see `radix_records.NO_BATCH`)."""
+    """Choose the batch of a pass and allocate its slots, except those of a decode. Return the kind of the batch (see
+    `radix_records.NO_BATCH`).
+    """
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
-    if tree_copies.is_on(engine):
+    if tree_copies.has_host_tier(engine):
         link_copies.finish_ended(engine)
     chunked = engine.radix.holdings[radix.chunked]
     if radix.chunked != NOT_CHUNKED and chunked.extend_end > chunked.prefix_tokens:
-        request_rows.checkpoint_prefill(engine, engine.sequences[radix.chunked])
+        request_rows.cache_prefill(engine, engine.sequences[radix.chunked])
     _merge_last_batch(engine)
     _filter_running(engine)
     mode = NO_BATCH
@@ -204,7 +214,9 @@ def _process_pending_chunked_abort(engine: Engine) -> None:
 
 @part
 def _merge_last_batch(engine: Engine) -> None:
-    """Append those requests of the last prefill that have computed their prompts to the running batch."""
+    """Append requests of the last prefill to the running batch: all that still run, except for the request in the
+    middle of its prompt.
+    """
     state, radix = engine.state, engine.radix.state
     radix.runs_last = False
     if radix.last_mode not in (EXTEND, MIXED):
@@ -242,11 +254,11 @@ def _filter_running(engine: Engine) -> None:
 
 @part
 def _filter_finishing(engine: Engine) -> bool:
-    """Remove from the running batch the requests whose last output, by length, is in flight; tell whether there are
-    any.
+    """Remove the requests whose last output, by their output limit, is in flight from the running batch. Return True if
+    any was removed.
 
-    Each result has at most one output for a request. So no request can end before
-    `RadixState.results_until_scan` results.
+    A scan of all running requests also finds how many more results must come before any can end: a result has at most
+    one output of each request. Until then (`RadixState.results_until_scan`), return False without a scan.
     """
     state, radix, kept = engine.state, engine.radix.state, 0
     if radix.results_until_scan > 0:
@@ -267,7 +279,9 @@ def _filter_finishing(engine: Engine) -> bool:
 
 @part
 def _shrink_running(engine: Engine, num_running: int) -> bool:
-    """Keep the first `num_running` running requests; tell whether any was removed. If so, others may be admitted."""
+    """Keep only the first `num_running` requests of the running batch. Return True if others were removed; then the
+    batch does not count as full any longer.
+    """
     has_left = num_running < engine.state.num_running
     engine.state.num_running = num_running
     if has_left:
@@ -277,7 +291,9 @@ def _shrink_running(engine: Engine, num_running: int) -> bool:
 
 @part
 def _defers_prefill(engine: Engine) -> bool:
-    """Tell whether this pass tries no prefill, because the interval of decodes after the last prefill has not ended."""
+    """Tell whether this pass must not try a prefill, because `prefill_decode_interval` passes have not gone by since
+    the last prefill. If too few requests run, end the interval. Otherwise count this pass.
+    """
     radix = engine.radix.state
     if radix.interval_left == 0:
         return False
@@ -290,9 +306,11 @@ def _defers_prefill(engine: Engine) -> bool:
 
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
-    """Form a prefill, which may include decodes, and allocate its slots; return its kind, or `NO_BATCH`."""
+    """Form a prefill, with decodes if these are mixed in, and allocate its slots. Return the kind of the batch;
+    `NO_BATCH` if no request is admitted.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
-    if settings.preempts or tree_windows.is_on(engine) or state.num_running == 0:
+    if settings.preempts or tree_windows.has_windows(engine) or state.num_running == 0:
         radix.is_full = False
     if (radix.is_full or state.num_waiting == 0) and radix.chunked == NOT_CHUNKED:
         return NO_BATCH
@@ -350,7 +368,7 @@ def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
 
 @part
 def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
-    """Preempt less important running requests for a waiting request; tell whether any was preempted."""
+    """Preempt less important running requests, so that a waiting request gets memory. Return False if none was."""
     state, radix = engine.state, engine.radix.state
     num_victims = prefill_adder.preempt_to_schedule(engine, sequence)
     if num_victims == 0:
@@ -371,7 +389,7 @@ def _preempt_to_schedule(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _queue_preempted(engine: Engine, first: int) -> None:
-    """Append to the queue the requests that this pass has preempted, from entry `first` of `Lists.preempted` on."""
+    """Append the requests that this pass has preempted, from entry `first` of `Lists.preempted` on, to the queue."""
     for index in range(first, engine.state.num_preempted):
         add(engine, engine.sequences[engine.lists[index].preempted])
 
@@ -390,7 +408,9 @@ def _leave_queue(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _prepare_for_extend(engine: Engine) -> int:
-    """Allocate rows and slots for the chosen prefill, and add decodes if they are mixed in; return its kind."""
+    """Allocate rows and slots for the chosen prefill, and add decodes if these are mixed in. Return the kind of the
+    batch; `NO_BATCH`, and a failure in `State.failure`, if the slots do not suffice.
+    """
     state, radix = engine.state, engine.radix.state
     num_prefills = state.num_listed
     request_rows.alloc_req_slots(engine, num_prefills)
@@ -421,7 +441,9 @@ def _prepare_for_extend(engine: Engine) -> int:
 
 @part
 def update_running_batch(engine: Engine) -> int:
-    """Decode a token of each running request, after retractions if memory is short; return the kind of batch."""
+    """Choose a decode of one token of each running request, and return `DECODE`. If memory is short, retract requests
+    first. Return `NO_BATCH` if no request is left, or if requests that are about to end will free memory.
+    """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     is_foreseen = _filter_finishing(engine)
     if state.num_running == 0:
@@ -453,20 +475,23 @@ def _list_running(engine: Engine) -> None:
 
 @part
 def check_decode_mem(engine: Engine, num_running: int) -> bool:
-    """Evict from the tree so that the first `num_running` running requests can decode; tell whether slots suffice."""
+    """Evict from the tree, if necessary, so that the first `num_running` running requests can decode a token each.
+    Return False if the slots still do not suffice.
+    """
     needed = num_running if engine.settings.unit_tokens == 1 else 0
     for index in range(0 if engine.settings.unit_tokens == 1 else num_running):
         needed += request_rows.num_tokens_required_next_decode(engine, engine.sequences[engine.running[index]])
     request_rows.evict_from_tree_cache(engine, needed)
-    if tree_windows.is_on(engine) and token_slots.num_free_window_tokens(engine) < needed:
+    if tree_windows.has_windows(engine) and token_slots.num_free_window_tokens(engine) < needed:
         return False
     return token_slots.num_free_tokens(engine) >= needed
 
 
 @part
 def _retract_decode(engine: Engine) -> None:
-    """Retract running requests, those with the fewest outputs first, until the others can decode. If several run, at
-    least one is retracted. A single request that does not fit is aborted.
+    """Retract running requests, in the order of `schedule_policy.order_for_retraction`, until the others can decode. If
+    several run, retract at least one. If the last one left cannot decode either, abort it. Then set `RadixState.ratio`
+    anew.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     schedule_policy.order_for_retraction(engine)
@@ -492,10 +517,10 @@ def _retract_decode(engine: Engine) -> None:
 
 @part
 def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
-    """Preempt a running request: free its row without inserting it into the tree.
+    """Preempt a running request: free its row, without inserting its tokens into the tree. Then evict from the tree so
+    that the `num_others` requests that continue can decode.
 
-    Pages are then evicted so that the `num_others` requests that continue can decode. The preempted request keeps its
-    output tokens, whose KV it computes again.
+    The request keeps its output tokens, and computes their KV again after its next admission.
     """
     state, holding = engine.state, engine.radix.holdings[sequence.number]
     radix_events.retracted(engine, sequence, num_others)
@@ -512,7 +537,9 @@ def release_req(engine: Engine, sequence: Sequence, num_others: int) -> None:
 
 @part
 def process_batch_result(engine: Engine) -> None:
-    """Process the outputs of the oldest step in flight. All slots freed by this are freed in one call at the end."""
+    """Process the outputs of the oldest step in flight. Pages that become free are collected, and freed in one call at
+    the end, as in SGLang: this decides the order in which they are allocated again.
+    """
     state = engine.state
     place = in_flight.oldest(engine)
     launch, first = engine.radix.launches[place], place * engine.settings.max_num_seqs
@@ -527,13 +554,15 @@ def process_batch_result(engine: Engine) -> None:
         elif sequence.status == RUNNING:
             _append_output(engine, sequence, index < launch.num_prefills and launch.mode != DECODE)
     token_slots.end_free_group(engine)
-    if tree_copies.is_on(engine):
+    if tree_copies.has_host_tier(engine):
         link_copies.start_stores(engine)
 
 
 @part
 def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None:
-    """Append an output token to a request. After its prompt and at its end, insert its tokens into the tree."""
+    """Append an output token to a request. If it is the last one, free the request's row after inserting its tokens
+    into the tree, and end the request. Otherwise, after a prefill (`is_prefill`), insert the prefilled tokens.
+    """
     state = engine.state
     if sequence.num_tokens == sequence.prompt_tokens:
         engine.times[sequence.number].first_token_s = state.host_s
@@ -543,7 +572,7 @@ def _append_output(engine: Engine, sequence: Sequence, is_prefill: bool) -> None
         request_rows.release_kv_cache(engine, sequence, True)
         end(engine, sequence, ABORTED if is_aborted else FINISHED, state.host_s)
     elif is_prefill:
-        request_rows.checkpoint_prefill(engine, sequence)
+        request_rows.cache_prefill(engine, sequence)
 
 
 SGLANG = Scheduler(
@@ -554,6 +583,6 @@ SGLANG = Scheduler(
     awaits_output=awaits_output,
     update=process_batch_result,
     abort=abort,
-    num_running=num_running,
+    num_running=num_with_rows,
     is_stalled=is_stalled,
 )

@@ -1,8 +1,9 @@
 """The free lists of SGLang's pools, which determine the page that is allocated next.
 
-Pages of one slot are allocated first in, first out. Larger pages are allocated last in, first out: freed pages go to
-the front, in their order. While the output of a step is processed, freed pages are collected, and freed together at the
-end. The free pages of a pool are in a ring buffer, in the order of allocation.
+The free pages of a pool are in a ring buffer, in the order in which they will be allocated. With pages of one slot,
+freed pages go to the end of this order. With larger pages, freed pages go to its front: the pages of one call of `free`
+keep their order, and are allocated next. While the output of a step is processed, freed pages are collected, and all
+are freed in one call at the end.
 """
 
 from __future__ import annotations
@@ -35,13 +36,15 @@ def ceil_tokens(engine: Engine, num_tokens: int) -> int:
 
 @part
 def num_free_window_tokens(engine: Engine) -> int:
-    """Return the number of free slots in the pool of windows."""
+    """Return the number of free slots in the pool for layers with windows."""
     return engine.radix.state.num_free_windows * engine.settings.unit_tokens
 
 
 @part
 def alloc(engine: Engine) -> int:
-    """Allocate the page at the front of the free list, which must not be empty; with windows, a window page, too."""
+    """Allocate the first page of the free list, which must not be empty, and return it. With windows, also allocate the
+    page's window page, `RadixTables.window_pages[page]`.
+    """
     assert engine.state.num_free > 0
     page = _take_first(engine, SLOTS)
     engine.state.num_free -= 1
@@ -78,11 +81,11 @@ def free(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
 
 @part
 def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
-    """Free the windows of `pages[begin:end]`; while a group is open (see `begin_free_group`), only collect these
-    windows.
+    """Free the window pages of `pages[begin:end]`; while a group is open (see `begin_free_group`), only collect them.
 
-    A run ends where a page has no window any more. SGLang goes on with damaged memory there: it serves a request
-    without the last tokens of its prompt, and the request's row names pages of an earlier request for these tokens.
+    If a page has no window page any more, the simulation ends with the failure `WINDOWS_FREED_TWICE`. SGLang itself
+    goes on with damaged memory in this case: it serves a request without the last tokens of its prompt, and for these
+    tokens the request's row has pages of an earlier request.
     """
     windows = engine.radix.window_pages
     place = _begin_free(engine, WINDOWS, end - begin)
@@ -99,14 +102,14 @@ def free_windows(engine: Engine, pages: Numbers, begin: int, end: int) -> None:
 
 @part
 def begin_free_group(engine: Engine) -> None:
-    """Open a group: until `end_free_group`, freed pages are only collected."""
+    """Open a group: from now on, freed pages are only collected, until `end_free_group` frees them."""
     assert not engine.radix.state.is_collecting
     engine.radix.state.is_collecting = True
 
 
 @part
 def end_free_group(engine: Engine) -> None:
-    """Close the group: free the pages collected in each pool in one call."""
+    """Close the group: free the collected pages, those of each pool in one call."""
     engine.radix.state.is_collecting = False
     for pool in range(len(engine.radix.free_lists)):
         free_list = engine.radix.free_lists[pool]
@@ -124,11 +127,11 @@ def end_free_group(engine: Engine) -> None:
 
 @part
 def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
-    """Return the index in `RadixTables.free_pages` at which `num_pages` freed pages are to be written.
+    """Return the index in `RadixTables.free_pages` from which on `num_pages` freed pages are to be written.
 
-    It is before the first free page, so that the freed ones are allocated next. For pages of one slot, and while a
-    group is open, it is after the last page. The ring has room for twice the pages of the pool, so no page is
-    overwritten.
+    For pages of one slot, and while a group is open, this is the index after the last free or collected page.
+    Otherwise it is `num_pages` before the first free page, and becomes the head of the list. The ring has room for
+    twice the pages of the pool, so no page is overwritten.
     """
     free_list = engine.radix.free_lists[pool]
     if engine.radix.state.is_collecting or engine.settings.unit_tokens == 1:
@@ -141,7 +144,9 @@ def _begin_free(engine: Engine, pool: int, num_pages: int) -> int:
 
 @part
 def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
-    """Count `num_pages` pages, written to the ring up to index `place`, as free or, in a group, as collected."""
+    """Count `num_pages` freed pages, which were written to the ring, as free or, while a group is open, as collected.
+    `place` is the index after the last one.
+    """
     free_list = engine.radix.free_lists[pool]
     at_back = engine.radix.state.is_collecting or engine.settings.unit_tokens == 1
     if at_back:

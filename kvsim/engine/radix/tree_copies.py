@@ -1,9 +1,9 @@
 """SGLang's HiCache: copies of the radix tree's nodes in host memory, which can also be hit.
 
-A node is on the device, on the host, or on both (double). The write policy decides when a node is copied to the host:
-`write_through` at its first hit by an insert, `write_through_selective` at its second, and `write_back` when it is
-evicted. A copy locks its path from its begin until a later pass of the scheduler finds that it has ended (see
-`link_copies`).
+A node is on the device, on the host, or on both; kvsim calls the last a double node. The write policy decides when a
+node is copied to the host: `write_through` when an insert visits it for the first time, `write_through_selective` for
+the second time, and `write_back` when it is evicted. A copy locks the path from the root to its node, from the
+beginning of the copy until a later pass of the scheduler finds that the copy has ended (see `link_copies`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,23 @@ LEAST_LOADED_TOKENS = 10
 
 
 @part
-def is_on(engine: Engine) -> bool:
-    """Tell whether there is a host tier."""
+def has_host_tier(engine: Engine) -> bool:
+    """Tell whether nodes can be copied to host memory."""
     return engine.radix.settings.write_policy != NO_HOST
 
 
 @part
-def are_awaited(engine: Engine) -> bool:
-    """Tell whether a copy is in progress, as far as the scheduler knows."""
+def has_copies(engine: Engine) -> bool:
+    """Tell whether a copy is in progress, or the scheduler has not found yet that it has ended."""
     return engine.radix.state.num_storing + engine.radix.state.num_loading > 0
 
 
 @part
 def count_hit(engine: Engine, node: int) -> None:
-    """Count a hit of a node on the device. If the write policy asks for it, copy its path to the host."""
+    """Count a hit of a node on the device, except with `WRITE_BACK`. If this makes the node due for the host by the
+    write policy, begin to copy it and those nodes on its path that are not on the host, from the root downwards. Stop
+    at a node for which the host has no room.
+    """
     record, policy = engine.radix.nodes[node], engine.radix.settings.write_policy
     if policy == WRITE_BACK:
         return
@@ -59,7 +62,9 @@ def count_hit(engine: Engine, node: int) -> None:
 
 @part
 def _copy(engine: Engine, node: int) -> bool:
-    """Allocate host memory for a node and begin its copy; return False if even evictions make no room."""
+    """Allocate host memory for a copy of a node, after evictions from the host if necessary. Return False if the host
+    has too little memory that can be evicted. The caller begins the copy.
+    """
     record, radix = engine.radix.nodes[node], engine.radix.state
     missing = record.num_pages - radix.num_free_host
     if missing > 0 and _evict_host(engine, missing) < missing:
@@ -71,7 +76,12 @@ def _copy(engine: Engine, node: int) -> bool:
 
 @part
 def demote(engine: Engine, node: int) -> bool:
-    """Evict the device pages of a leaf that is on the host or is copied there now; return False without room."""
+    """Evict the device pages of a leaf, and keep the leaf on the host. With `WRITE_BACK`, copy it to the host first if
+    it is not there.
+
+    Return False, and keep the device pages, if the leaf is not on the host and is not copied: by the write policy, or
+    because the host has no room. In the latter case, the nodes below the leaf are removed from the host.
+    """
     record = engine.radix.nodes[node]
     if not record.is_on_host:
         if engine.radix.settings.write_policy != WRITE_BACK:
@@ -90,7 +100,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove the nodes below `top`, a leaf on the device. They are only on the host."""
+    """Remove the nodes below `top` from the tree. `top` is a leaf on the device, so these nodes are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]
@@ -114,10 +124,10 @@ def _remove_from_host(engine: Engine, node: int) -> None:
 
 @part
 def _evict_host(engine: Engine, num_pages: int) -> int:
-    """Free up to `num_pages` more pages on the host; return the number of pages freed.
+    """Free at least `num_pages` pages on the host, if as many can be evicted. Return the number of pages freed.
 
-    With `write_back`, the host copies of nodes that are also on the device are freed first: those of inner nodes, then
-    those of evictable leaves. Nodes that are only on the host come last.
+    With `write_back`, host copies of double nodes are freed first: those of nodes that cannot be evicted from the
+    device, then all others. After that, and with other policies at once, nodes that are only on the host are removed.
     """
     before = engine.radix.state.num_free_host
     if engine.radix.settings.write_policy == WRITE_BACK:
@@ -133,7 +143,9 @@ def _evict_host(engine: Engine, num_pages: int) -> int:
 
 @part
 def _next_host_leaf(engine: Engine) -> int:
-    """Return the node that is evicted from the host next; `ROOT` if there is none."""
+    """Return the node to evict next among those that are only on the host and have no children; `ROOT` if there is none
+    without locks. The eviction strategy is that of the device.
+    """
     found = ROOT
     for node in range(1, engine.radix.state.num_nodes + 1):
         record = engine.radix.nodes[node]
@@ -146,16 +158,17 @@ def _next_host_leaf(engine: Engine) -> int:
 
 @part
 def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
-    """Free host copies of nodes that are also on the device, the first copied ones first, until `enough` pages are
-    free. With `spares_leaves`, nodes that can be evicted from the device keep their copies.
+    """Free host copies of double nodes, in the order in which these became double, until at least `enough` pages of the
+    host are free or all double nodes were visited. With `spares_leaves`, leaves that can be evicted from the device
+    keep their copies. Copies that a load reads are kept.
     """
-    last = 0
+    previous = 0
     while engine.radix.state.num_free_host < enough:
-        node = _next_double(engine, last)
+        node = _next_double(engine, previous)
         if node == ROOT:
             return
         record = engine.radix.nodes[node]
-        last = record.doubled
+        previous = record.doubled
         if not (record.is_on_device and record.is_on_host):
             record.doubled = 0
         elif not (spares_leaves and record.place >= 0) and record.loaded_for == ROOT and record.host_locks == 0:
@@ -164,20 +177,23 @@ def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
 
 
 @part
-def _next_double(engine: Engine, last: int) -> int:
-    """Return the node with the smallest `Node.doubled` above `last`; `ROOT` if there is none."""
+def _next_double(engine: Engine, previous: int) -> int:
+    """Return the node with the smallest `Node.doubled` that is larger than `previous`; `ROOT` if there is none."""
     found, least = ROOT, NEVER
     for node in range(1, engine.radix.state.num_nodes + 1):
         record = engine.radix.nodes[node]
-        if not record.is_spare and last < record.doubled < least:
+        if not record.is_spare and previous < record.doubled < least:
             found, least = node, record.doubled
     return found
 
 
 @part
 def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
-    """Begin to load the nodes below `top`, down to `node`, for request `request`; return False if nothing is loaded.
-    `top` is the last node of the path on the device, and `node` must be locked. Either all nodes are loaded or none.
+    """Begin to load the nodes of a path that are only on the host, for request number `request`. `top` is the last node
+    of the path that is on the device, and `node` the last of all, which must be locked.
+
+    Return False, and load nothing, if these nodes have fewer than `LEAST_LOADED_TOKENS` tokens, or more pages than are
+    free on the device.
     """
     nodes, num_pages = engine.radix.nodes, num_host_pages(engine, node)
     if num_pages * engine.settings.unit_tokens < LEAST_LOADED_TOKENS or engine.state.num_free < num_pages:
@@ -200,7 +216,7 @@ def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
 
 @part
 def num_host_pages(engine: Engine, node: int) -> int:
-    """Return the number of pages on the path to a node that are only on the host."""
+    """Return the number of pages, at the end of the path to a node, that are only on the host."""
     num_pages = 0
     while node != ROOT and not engine.radix.nodes[node].is_on_device:
         num_pages += engine.radix.nodes[node].num_pages

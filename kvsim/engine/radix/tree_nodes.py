@@ -1,5 +1,5 @@
-"""Changes of nodes of SGLang's radix tree, together with all counts that depend on them: locks, device pages,
-removal.
+"""Changes of nodes of SGLang's radix tree (locks, device pages, removal), together with all counts that depend on a
+node's state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from kvsim.engine.state import Engine
 @part
 def inc_lock_ref(engine: Engine, node: int) -> int:
     """Add a request's lock to the path from a node up to the root, and to the windows at the end of the path. Return
-    the edge, at which the locked windows begin, for `dec_lock_ref`; 0 if the windows of the whole path are locked.
+    the value of `Node.edge` of the topmost node whose windows are locked, for `dec_lock_ref`; 0 if the windows of the
+    whole path are locked, or if there are no windows.
     """
     edge = tree_windows.lock(engine, node)
     while node != ROOT:
@@ -32,7 +33,9 @@ def inc_lock_ref(engine: Engine, node: int) -> int:
 
 @part
 def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
-    """Remove a request's lock from the path from a node up to the root, and from the windows up to `edge`."""
+    """Remove a request's lock from the path from a node up to the root, and from the windows up to the node with the
+    value `edge` of `Node.edge`; 0 for the windows of the whole path.
+    """
     tree_windows.unlock(engine, node, edge)
     while node != ROOT:
         record = engine.radix.nodes[node]
@@ -47,7 +50,7 @@ def dec_lock_ref(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def lock_for_copy(engine: Engine, node: int) -> None:
-    """Lock the path from a node up to the root for a copy. The path must be on the device."""
+    """Add a copy's lock to the path from a node up to the root. The whole path must be on the device."""
     while node != ROOT:
         record = engine.radix.nodes[node]
         _add_lock(engine, node)
@@ -59,7 +62,7 @@ def lock_for_copy(engine: Engine, node: int) -> None:
 
 @part
 def unlock_after_copy(engine: Engine, node: int) -> None:
-    """Remove the lock of a copy from the path from a node up to the root."""
+    """Remove a copy's lock from the path from a node up to the root."""
     while node != ROOT:
         record = engine.radix.nodes[node]
         assert record.copy_locks > 0
@@ -93,7 +96,7 @@ def _remove_lock(engine: Engine, node: int) -> None:
 
 @part
 def lose_device_pages(engine: Engine, node: int) -> None:
-    """Record that a leaf no longer has pages on the device."""
+    """Record that an evictable leaf no longer has pages on the device. The caller frees the pages."""
     record = engine.radix.nodes[node]
     evictable_leaves.remove(engine, node)
     engine.state.num_cached -= record.num_pages
@@ -105,7 +108,9 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def get_device_pages(engine: Engine, node: int) -> None:
-    """Give a node that was only on the host pages on the device, which the caller writes."""
+    """Record that a node that was only on the host now has pages on the device, too. The caller writes these pages to
+    the entries from `Node.first_entry` on.
+    """
     record = engine.radix.nodes[node]
     record.first_entry = new_entries(engine, record.num_pages)
     record.is_on_device = True
@@ -121,7 +126,9 @@ def get_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def update_double(engine: Engine, node: int) -> None:
-    """Record whether a node is on the device and on the host, without a load in progress (`Node.doubled`)."""
+    """Set or clear `Node.doubled` after a change of a node. It is set if the node is on the device and on the host, and
+    no load of the node is in progress.
+    """
     record = engine.radix.nodes[node]
     if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
         record.doubled = 0
@@ -132,8 +139,8 @@ def update_double(engine: Engine, node: int) -> None:
 
 @part
 def new_entries(engine: Engine, num_pages: int) -> int:
-    """Return the index of the first of `num_pages` unused entries of `RadixTables.node_pages`. If the current half is
-    full, the entries of all nodes on the device are first copied to the other half, which has room for all.
+    """Return the index of the first of `num_pages` unused entries of `RadixTables.node_pages`. If the half in use has
+    too few, first copy the entries of all nodes on the device to the other half, which has room for all nodes.
     """
     radix, nodes, pages = engine.radix.state, engine.radix.nodes, engine.radix.node_pages
     if radix.entries_end + num_pages > radix.entries_limit:

@@ -1,9 +1,11 @@
 """Window slots in SGLang's radix tree, for models with sliding-window layers: locks and order of eviction.
 
 A node has window slots (its windows, for short) for all of its pages or for none. A request locks the windows of the
-last nodes of its path that together cover one window of tokens. The topmost of these nodes is the edge, at which
-unlocking ends. Windows that no request locks can be evicted, the least recently used first. Their node stays in the
-tree.
+last nodes of its path that together cover one window of tokens. The topmost of these nodes gets a number, `Node.edge`,
+by which unlocking finds it. Windows that no request locks can be evicted, the least recently used first. Their node
+stays in the tree.
+
+The nodes with windows are linked in the order of use. `Node.younger` leads to the node whose windows were used next.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from kvsim.engine.state import Engine
 
 
 @part
-def is_on(engine: Engine) -> bool:
-    """Tell whether the model has layers with windows."""
+def has_windows(engine: Engine) -> bool:
+    """Tell whether the model has layers with windows that have a pool of their own."""
     return engine.radix.settings.window_tokens > 0
 
 
 @part
 def give(engine: Engine, node: int) -> None:
-    """Record that a node has got its windows, which count as the most recently used."""
+    """Record that a node now has windows. They count as the most recently used ones."""
     record = engine.radix.nodes[node]
     record.has_window = True
     if record.window_locks == 0:
@@ -31,7 +33,7 @@ def give(engine: Engine, node: int) -> None:
 
 @part
 def take(engine: Engine, node: int) -> None:
-    """Record that a node has lost its windows, which no request may lock."""
+    """Record that a node no longer has windows. No request must have locked them."""
     record = engine.radix.nodes[node]
     assert record.has_window
     assert record.window_locks == 0
@@ -42,8 +44,9 @@ def take(engine: Engine, node: int) -> None:
 
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
-    """Give the upper part of a split node the node's windows and their locks, too. If the locks of a request end at the
-    node (`Node.edge`), they now end at the `upper` part.
+    """Record the state of the windows of a node that was split. `upper`, the new node, has windows if `node` has, with
+    the same locks. If `node` was the topmost one of a request's locks, now `upper` is: it gets the value of
+    `Node.edge`.
     """
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]
     new.has_window, new.window_locks = old.has_window, old.window_locks
@@ -54,7 +57,9 @@ def share_with(engine: Engine, node: int, upper: int) -> None:
 
 @part
 def touch(engine: Engine, node: int) -> None:
-    """Mark the windows of the last window and page of tokens on the path to `node` as the most recently used."""
+    """Mark windows at the end of the path to `node` as the most recently used: those of the last nodes that together
+    cover one window of tokens and one page. The nearer a node is to the end, the later its use.
+    """
     nodes, previous, covered = engine.radix.nodes, ROOT, 0
     reach = engine.radix.settings.window_tokens + engine.settings.unit_tokens
     while node != ROOT and covered < reach:
@@ -68,8 +73,9 @@ def touch(engine: Engine, node: int) -> None:
 
 @part
 def lock(engine: Engine, node: int) -> int:
-    """Lock the windows of the last nodes of the path to `node` that cover one window of tokens. Return the number of
-    the edge, the topmost of these nodes, for `unlock`; 0 if the path is shorter than a window.
+    """Lock the windows of the last nodes of the path to `node` that together cover one window of tokens. Return the
+    value of `Node.edge` of the topmost of these nodes, for `unlock`; 0 if the path is shorter than a window, or if
+    there are no windows.
     """
     nodes, radix, covered, edge = engine.radix.nodes, engine.radix.state, 0, 0
     window = engine.radix.settings.window_tokens
@@ -90,7 +96,9 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows from `node` up to the node with this `edge`, or to the root if `edge` is 0."""
+    """Remove a lock from the windows of the nodes from `node` upwards: up to the node with this value of `Node.edge`,
+    or up to the root if `edge` is 0.
+    """
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]
@@ -104,8 +112,8 @@ def unlock(engine: Engine, node: int, edge: int) -> None:
 
 @part
 def next_unlocked(engine: Engine, node: int) -> int:
-    """Return the next younger node after `node` whose windows no request locks; `ROOT` if there is none. After `ROOT`
-    comes the least recently used node.
+    """Return the node whose windows were used next after those of `node`, among the nodes whose windows no request
+    locks; `ROOT` if there is none. For `ROOT`, return the node whose windows were used least recently.
     """
     nodes = engine.radix.nodes
     node = nodes[node].younger
@@ -116,7 +124,9 @@ def next_unlocked(engine: Engine, node: int) -> int:
 
 @part
 def _link(engine: Engine, node: int, younger: int) -> None:
-    """Insert a node into the list of windows, directly before the node `younger`; as the youngest if that is `ROOT`."""
+    """Insert a node into the list of windows as the one used directly before the node `younger`; as the most recently
+    used one if `younger` is `ROOT`.
+    """
     nodes = engine.radix.nodes
     older = nodes[younger].older
     nodes[node].younger, nodes[node].older = younger, older
