@@ -301,7 +301,7 @@ class Driver:
         """
         engine = self.engine
         if engine.memory is static_batch.RECTANGLE:
-            return float(static_batch.next_chance_s(engine))
+            return float(static_batch.next_due_s(engine))
         if engine.memory.name == "disaggregated" and engine.connector.state.is_asleep:
             return float(engine.connector.state.wake_s)
         return float(clock.next_arrival_s(engine))

@@ -72,7 +72,7 @@ def _paged_settings(policy: Paged, num_units: int) -> dict[str, Any]:
 def _contiguous_settings(cache: ContiguousSettings) -> dict[str, Any]:
     return {
         "fit": _PLACEMENTS[cache.fit],
-        "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.GIVEN,
+        "reserve": reservations.DOUBLING if cache.reserve is Reserve.DOUBLING else reservations.FIXED,
         "moves": cache.growth is Growth.MOVE,
         "compaction": cache.compaction,
         "request_level": cache.request_level,

@@ -18,7 +18,7 @@ from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.paged.kv_cache import PAGED
 from kvsim.engine.radix.hierarchical import OF_SGLANG
-from kvsim.engine.reserved.extents import rounded
+from kvsim.engine.reserved.extents import rounded_length
 from kvsim.engine.reserved.static_batch import RECTANGLE
 from kvsim.engine.state import NO_KEY, Engine
 from kvsim.engine.totals import shared_slots
@@ -213,7 +213,7 @@ def _check_extents(driver: Driver) -> None:
     for number in driver.running():
         sequence = engine.sequences[number]
         pieces.append((sequence.place, sequence.num_units))
-        if sequence.num_units != rounded(engine, sequence.requested):
+        if sequence.num_units != rounded_length(engine, sequence.requested):
             raise IntegrityError(f"{sequence.requested} slots were requested, and {sequence.num_units} are held.")
     end = 0
     for address, length in sorted(pieces):

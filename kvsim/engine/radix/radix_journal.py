@@ -41,7 +41,7 @@ def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def release(engine: Engine, sequence: Sequence, num_pages: int, num_kept: int) -> None:
-    """Record that a request frees its whole row of `num_pages` pages, of which the first `num_kept` stay in the tree."""
+    """Record that a request frees its row of `num_pages` pages, of which the first `num_kept` stay in the tree."""
     if engine.settings.records_memory and num_pages > 0:
         _write(engine, _RELEASE, sequence.number - 1, 0, _WHOLE_TABLE, num_pages, num_kept)
 

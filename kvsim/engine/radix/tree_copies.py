@@ -100,7 +100,7 @@ def demote(engine: Engine, node: int) -> bool:
 
 @part
 def _drop_below(engine: Engine, top: int) -> None:
-    """Remove the nodes below `top` from the tree. `top` is a leaf on the device, so these nodes are only on the host."""
+    """Remove the nodes below `top` from the tree. `top` is a leaf on the device: these nodes are only on the host."""
     while engine.radix.nodes[top].num_host_children > 0:
         for node in range(1, engine.radix.state.num_nodes + 1):
             record = engine.radix.nodes[node]

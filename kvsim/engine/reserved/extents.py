@@ -17,8 +17,10 @@ NO_HOLE = -1
 
 
 @part
-def rounded(engine: Engine, num_slots: int) -> int:
-    """Return the number of slots that are allocated for `num_slots` requested ones; for buddies, a power of two."""
+def rounded_length(engine: Engine, num_slots: int) -> int:
+    """Return the length of the extent that is allocated if `num_slots` slots are requested. In a buddy allocator, it is
+    rounded up to a power of two.
+    """
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1
@@ -29,7 +31,7 @@ def rounded(engine: Engine, num_slots: int) -> int:
 
 @part
 def find_hole(engine: Engine, length: int) -> int:
-    """Return the index of the hole in which `length` slots are allocated; `NO_HOLE` if none is long enough."""
+    """Return the index of the hole in which to allocate `length` slots; `NO_HOLE` if no hole is long enough."""
     fit, state, holes = engine.settings.fit, engine.state, engine.holes
     if fit in (BEST_FIT, BUDDY):
         return _smallest_hole(engine, length)
@@ -45,7 +47,7 @@ def find_hole(engine: Engine, length: int) -> int:
 
 @part
 def allocate(engine: Engine, index: int, length: int) -> int:
-    """Allocate `length` slots at the start of hole `index`, which is long enough; return their address."""
+    """Allocate `length` slots at the start of hole `index`, which must be long enough. Return their address."""
     assert engine.holes[index].length >= length
     address = engine.holes[index].address
     _take(engine, index, address + length)
@@ -55,7 +57,9 @@ def allocate(engine: Engine, index: int, length: int) -> int:
 
 @part
 def can_extend(engine: Engine, address: int, length: int, longer: int) -> bool:
-    """Tell whether the extent at `address` can grow from `length` to `longer` slots without moving."""
+    """Tell whether the extent at `address` can grow from `length` to `longer` slots without moving: the slots after it
+    are free and, in a buddy allocator, its address is a multiple of `longer`.
+    """
     if engine.settings.fit == BUDDY and address % longer != 0:
         return False
     state, holes, free_up_to = engine.state, engine.holes, address + length
@@ -92,7 +96,9 @@ def free(engine: Engine, address: int, length: int) -> None:
 
 @part
 def add_holes(engine: Engine, start: int, end: int) -> None:
-    """Make one hole, or for buddies one per power of two, of free slots [start, end) that touch no hole."""
+    """Add the free slots [start, end) as holes; no other hole must be next to them. They become one hole or, in a buddy
+    allocator, one for each of the largest powers of two that fill them.
+    """
     if engine.settings.fit != BUDDY:
         if start < end:
             _insert(engine, _first_from(engine, start), start, end - start)
@@ -107,7 +113,9 @@ def add_holes(engine: Engine, start: int, end: int) -> None:
 
 @part
 def _take(engine: Engine, index: int, end: int) -> None:
-    """Allocate the slots from the begin of hole `index` up to `end`, also in holes that follow directly."""
+    """Allocate the slots from the beginning of hole `index` up to `end`. They may reach into the next holes, if there
+    is no gap between the holes.
+    """
     holes = engine.holes
     start = address = holes[index].address
     while address < end:
@@ -119,7 +127,7 @@ def _take(engine: Engine, index: int, end: int) -> None:
 
 @part
 def _free_buddy(engine: Engine, address: int, length: int) -> None:
-    """Free an extent of a buddy allocator. While its other half is a hole, merge both."""
+    """Free an extent of a buddy allocator. While its other half is a hole, merge it with this hole."""
     state, holes = engine.state, engine.holes
     while True:
         other = address + length if address % (2 * length) == 0 else address - length
@@ -160,7 +168,9 @@ def _smallest_hole(engine: Engine, length: int) -> int:
 
 @part
 def _first_after_rover(engine: Engine) -> int:
-    """Return the index of the first hole with slots after `State.rover`, the end of the extent allocated last."""
+    """Return the index of the first hole that has slots from address `State.rover` on; the number of holes if there is
+    none. `State.rover` is the end of the extent that was allocated last.
+    """
     rover, holes = engine.state.rover, engine.holes
     index = _first_from(engine, rover + 1)
     if index > 0 and holes[index - 1].address + holes[index - 1].length > rover:

@@ -1,8 +1,8 @@
 """Contiguous reservations, as in servers before paging: a sequence gets one extent of memory when it is admitted.
 
-Most kinds of reservations never grow. Then no sequence is ever preempted, but some reserved slots are never written. A
-reservation that doubles (`DOUBLING`) grows in place or, if allowed, moves to another hole; otherwise a sequence is
-preempted. A move copies all written slots, and the step waits for the copy.
+A reservation of fixed length (`FIXED`) never grows. So no sequence is ever preempted, but some reserved slots are never
+written. A reservation that doubles (`DOUBLING`) grows in place or, with `Settings.moves`, moves to another hole. If it
+can do neither, the scheduler preempts a sequence. A move copies all written slots, and the step waits for the copy.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from kvsim.engine.reserved import extents
 from kvsim.engine.reserved.extents import NO_HOLE
 from kvsim.engine.state import BUDDY, Engine
 
-GIVEN, DOUBLING = range(2)
-"""Rules for the length of a reservation. `GIVEN`: fixed at admission. `DOUBLING`: doubled whenever it is full."""
+FIXED, DOUBLING = range(2)
+"""Rules for the length of a reservation. `FIXED`: it does not change. `DOUBLING`: it is doubled whenever it is full, up
+to `max_model_len`.
+"""
 
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:  # noqa: ARG001
-    """Allocate the whole reservation of a waiting sequence; return False if there is no hole for it."""
+    """Allocate the whole reservation of a waiting sequence. Return False if no hole is long enough or, with
+    request-level batching, if the batch has begun to decode.
+    """
     settings, state = engine.settings, engine.state
     if state.num_running == 0:
         state.batch_is_open = True
@@ -30,22 +34,24 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
     wanted = reservation(engine, sequence)
     if not _make_hole(engine, wanted):
         return False
-    length = extents.rounded(engine, wanted)
+    length = extents.rounded_length(engine, wanted)
     address = extents.allocate(engine, extents.find_hole(engine, length), length)
-    _settle(engine, sequence, address, length, wanted)
+    _assign_extent(engine, sequence, address, length, wanted)
     return True
 
 
 @part
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Make room for `num_tokens` more tokens, by doubling a full extent; return False if there is no room."""
+    """Make room for `num_tokens` more tokens of a running sequence. With `DOUBLING`, double its extent if it is full,
+    and return False if there is no room for that. With `FIXED`, the extent has room already.
+    """
     settings, state = engine.settings, engine.state
     state.batch_is_open = False  # the batch has begun to decode: with request-level batching none may join
     needed = sequence.computed + num_tokens
     if settings.reserve != DOUBLING or needed <= sequence.requested:
         return True
     wanted = min(_next_power_of_two(needed - 1), settings.max_model_len)
-    longer = extents.rounded(engine, wanted)
+    longer = extents.rounded_length(engine, wanted)
     address, length = sequence.place, sequence.num_units
     if extents.can_extend(engine, address, length, longer):
         extents.extend(engine, address, length, longer)
@@ -61,8 +67,8 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
     new = extents.allocate(engine, hole, longer)
     extents.free(engine, address, length)
     state.num_copied_slots += sequence.computed
-    _vacate(engine, sequence)
-    _settle(engine, sequence, new, longer, wanted)
+    _remove_extent(engine, sequence)
+    _assign_extent(engine, sequence, new, longer, wanted)
     return True
 
 
@@ -73,22 +79,26 @@ def free(engine: Engine, sequence: Sequence) -> None:
         return
     totals.remove_computed(engine, sequence)
     extents.free(engine, sequence.place, sequence.num_units)
-    _vacate(engine, sequence)
+    _remove_extent(engine, sequence)
     sequence.num_units = 0
 
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """Return the number of free slots, if together they suffice for `head` but no hole is long enough; otherwise 0."""
+    """Return the number of free slots, if they would suffice for `head`, the first request of the queue, but no hole is
+    long enough for it; otherwise 0.
+    """
     wanted, num_free = reservation(engine, head), engine.state.num_free
-    if num_free < wanted or extents.find_hole(engine, extents.rounded(engine, wanted)) != NO_HOLE:
+    if num_free < wanted or extents.find_hole(engine, extents.rounded_length(engine, wanted)) != NO_HOLE:
         return 0
     return num_free
 
 
 @part
 def reservation(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of slots that a sequence requests when it is admitted."""
+    """Return the number of slots that a sequence requests when it is admitted: `Sequence.reservation` or, with
+    `DOUBLING`, the smallest power of two larger than the number of its known tokens, at most `max_model_len`.
+    """
     settings = engine.settings
     if settings.reserve == DOUBLING:
         return min(_next_power_of_two(sequence.num_tokens), settings.max_model_len)
@@ -97,8 +107,8 @@ def reservation(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _make_hole(engine: Engine, num_slots: int) -> bool:
-    """Tell whether there is a hole for `num_slots` slots, if necessary after a compaction."""
-    length = extents.rounded(engine, num_slots)
+    """Return True if a hole is long enough for `num_slots` slots, after a compaction if it is necessary and on."""
+    length = extents.rounded_length(engine, num_slots)
     if extents.find_hole(engine, length) != NO_HOLE:
         return True
     if not engine.settings.compaction or engine.state.num_free < num_slots:
@@ -108,10 +118,12 @@ def _make_hole(engine: Engine, num_slots: int) -> bool:
 
 @part
 def _compact(engine: Engine, length: int) -> bool:
-    """Move all extents together at the start of memory, if that makes a hole of `length` slots; tell whether it does.
+    """Move all extents together at the start of memory, if that makes a hole of `length` slots. Return False, and move
+    nothing, if it does not.
 
-    All extents are allocated again in an empty memory, in order of address, so extents before the first hole do not
-    move. In a buddy allocator, the longest extents come first, which leaves no gaps between extents.
+    All extents are allocated again in an empty memory, in order of address. So extents before the first hole do not
+    move. In a buddy allocator, they are allocated in order of length, the longest first: this leaves no gaps between
+    extents.
     """
     state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
     for index in range(state.num_holes):  # save the holes in the upper half, to restore them if no hole is made
@@ -135,7 +147,9 @@ def _compact(engine: Engine, length: int) -> bool:
 
 @part
 def _order_for_compaction(engine: Engine) -> None:
-    """Sort the running sequences into `Lists.order`, by address; for buddies, the longest extents first."""
+    """Write the numbers of the running sequences to `Lists.order`, sorted by address. In a buddy allocator, sort by the
+    length of the extents first, the longest first.
+    """
     buddies, lists = engine.settings.fit == BUDDY, engine.lists
     for index in range(engine.state.num_running):
         # Insertion sort: the sequences before `place` are in order.
@@ -155,7 +169,9 @@ def _order_for_compaction(engine: Engine) -> None:
 
 @part
 def _move(engine: Engine) -> None:
-    """Move the running sequences to their new extents, which may overlap the old ones of other sequences."""
+    """Move the running sequences to their new extents (`Sequence.moves_to`). A new extent may overlap the old extents
+    of other sequences, so all old extents are removed first.
+    """
     state = engine.state
     num_moving = 0
     for index in range(state.num_running):
@@ -164,15 +180,17 @@ def _move(engine: Engine) -> None:
             engine.lists[num_moving].order = sequence.number
             num_moving += 1
             state.num_copied_slots += sequence.computed
-            _vacate(engine, sequence)
+            _remove_extent(engine, sequence)
     for index in range(num_moving):
         sequence = engine.sequences[engine.lists[index].order]
-        _settle(engine, sequence, sequence.moves_to, sequence.num_units, sequence.requested)
+        _assign_extent(engine, sequence, sequence.moves_to, sequence.num_units, sequence.requested)
 
 
 @part
-def _settle(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """Give a sequence the extent of `length` slots at `address`, of which it requested `requested`."""
+def _assign_extent(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
+    """Record that a sequence has the extent of `length` slots at `address`. It has requested `requested` slots; the
+    others are there because the length is rounded.
+    """
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
     engine.state.rounding += length - requested
@@ -185,8 +203,10 @@ def _settle(engine: Engine, sequence: Sequence, address: int, length: int, reque
 
 
 @part
-def _vacate(engine: Engine, sequence: Sequence) -> None:
-    """Record that a sequence loses its extent, and subtract the extent's slots. Computed tokens stay counted."""
+def _remove_extent(engine: Engine, sequence: Sequence) -> None:
+    """Record that a sequence no longer has its extent, and subtract the extent's slots from the held slots of the
+    totals. The sequence's written slots are not subtracted.
+    """
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested

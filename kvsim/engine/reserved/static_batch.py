@@ -1,9 +1,9 @@
-"""Static batching as in `generate()`: sequences wait for a batch, are padded to the longest, and end together.
+"""Static batching as in `generate()`: sequences wait for a batch, are padded to the longest prompt, and end together.
 
-The memory of a batch is a rectangle whose rows are its sequences. Step 0 is the prefill: it writes as many columns as
-the longest prompt has tokens, and yields the first token of every row. Each further step writes one more column. The KV
-of a row's last token is never written. A dynamic cache grows by a column in each step; a preallocated cache has columns
-for the longest answer from the beginning.
+The memory of a batch is a rectangle whose rows are its sequences, and whose columns are their tokens. Step 0 is the
+prefill: it writes as many columns as the longest prompt has tokens, and yields the first output token of every row.
+Each further step writes one more column. The KV of a row's last token is never written. A dynamic cache grows by a
+column in each step; a preallocated cache has columns for the longest answer from the beginning.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ _HALF_ULP_OF_ONE = 2.0**-53
 
 @part
 def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return for each outcome
-    """Run until the caller has to act; return the outcome (see `clock.advance`). After the outcome `BATCHED`, the
-    caller writes the costs of step shapes that this batch uses for the first time into `Engine.first_uses`.
+    """Run until the caller has to act, and return the outcome (see `clock.IDLE`). After the outcome `BATCHED`, the
+    caller must write `Engine.first_uses`: for each step of the new batch, the additional time if it uses kernels for
+    the first time.
     """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     while clock.has_room(engine):
@@ -48,7 +49,7 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return
             if state.num_waiting > 0 and (state.num_waiting >= settings.batch_size or state.host_s >= _due_s(engine)):
                 state.stalled_sequence = waiting_queue.peek(engine).number
                 return STALLED
-            wake_s = next_chance_s(engine)
+            wake_s = next_due_s(engine)
             if wake_s == math.inf:
                 return IDLE
             if wake_s >= until_s:
@@ -63,15 +64,17 @@ def advance(engine: Engine, until_s: float) -> int:  # noqa: PLR0911  one return
 
 
 @part
-def width_at(engine: Engine, step: int) -> int:
-    """Return the number of slots that every row of the batch has in step `step` of the batch."""
+def row_slots_at(engine: Engine, step: int) -> int:
+    """Return the number of slots that every row of the batch has during step `step` of the batch, counted from 0."""
     batch = engine.rectangle
     return batch.stride if engine.settings.preallocated else batch.prompt_width + step
 
 
 @part
 def _form_batch(engine: Engine) -> bool:
-    """Form a batch with the oldest waiting sequence, if one is due; tell whether the batch has any rows."""
+    """Form a batch if enough sequences wait or the oldest has waited for `timeout_s`. Return False if no batch is due,
+    or if there is no room for any sequence.
+    """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     if state.num_waiting == 0 or (state.num_waiting < settings.batch_size and state.host_s < _due_s(engine)):
         return False
@@ -89,13 +92,15 @@ def _form_batch(engine: Engine) -> bool:
         waiting_queue.remove(engine, sequence)
         if settings.sort_by_length:
             length_index.remove(engine, sequence)
-    _lay_out(engine)
+    _begin_batch(engine)
     return True
 
 
 @part
 def _choose_similar_lengths(engine: Engine) -> None:
-    """Fill the batch with prompts whose lengths are closest to that of the oldest; of equals, the first."""
+    """Fill the batch with the sequences whose prompt lengths are closest to that of the oldest waiting sequence. Among
+    equally close ones, the one that arrived first comes first.
+    """
     width = waiting_queue.peek(engine).prompt_tokens
     for distance in range(max(width, len(engine.buckets) - width)):  # up to the shortest and the longest prompt
         shorter = length_index.first_at(engine, width - distance)
@@ -112,11 +117,11 @@ def _choose_similar_lengths(engine: Engine) -> None:
 
 @part
 def _join(engine: Engine, sequence: Sequence) -> bool:
-    """Add a sequence to the batch as a row; return False if there is no room for it.
+    """Add a sequence to the batch as a row. Return False if the batch has all of its rows or, with `memory_guard`, if
+    the rectangle might become too large for the memory.
 
-    With `memory_guard`, a row has no room if the rectangle might become too large. Output lengths are not known in
-    advance, so the guard counts the largest number of output tokens that any row allows, minus one, because a last
-    token has no KV.
+    Output lengths are not known in advance, so the guard counts the largest number of output tokens that any row
+    allows, minus one, because a row's last token has no KV.
     """
     settings, batch = engine.settings, engine.rectangle
     wider = max(batch.prompt_width, sequence.prompt_tokens)
@@ -131,10 +136,11 @@ def _join(engine: Engine, sequence: Sequence) -> bool:
 
 
 @part
-def _lay_out(engine: Engine) -> None:
-    """Count the rows and tokens of a new batch, and the steps for which it has room: 0 if its prompts do not fit.
+def _begin_batch(engine: Engine) -> None:
+    """Set the figures of a new batch, among these `Rectangle.num_steps`: the number of steps until its last row ends,
+    or fewer if the memory is full before.
 
-    A preallocated cache also needs room for the longest allowed answer.
+    It is 0 if the prompts do not fit or, with a preallocated cache, if the longest allowed answer does not fit.
     """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     state.num_running, batch.num_live = batch.num_rows, batch.num_rows
@@ -196,7 +202,9 @@ def _take_step(engine: Engine) -> None:
 
 @part
 def _drop_ended(engine: Engine) -> None:
-    """Count the rows that still generate in `batch.step`, and their tokens. Find the first step with fewer rows."""
+    """Count again the rows that still generate in the next step (`Rectangle.step`), and their tokens. Set
+    `Rectangle.next_end` to the first step in which fewer rows generate.
+    """
     batch = engine.rectangle
     batch.num_live = batch.live_prompt_tokens = batch.live_new_tokens = 0
     batch.next_end = batch.longest_answer
@@ -213,7 +221,7 @@ def _drop_ended(engine: Engine) -> None:
 @part
 def _count_slots(engine: Engine) -> None:
     settings, state, batch = engine.settings, engine.state, engine.rectangle
-    state.num_free = settings.num_units - batch.num_rows * width_at(engine, batch.step)
+    state.num_free = settings.num_units - batch.num_rows * row_slots_at(engine, batch.step)
     state.written = state.useful = batch.live_prompt_tokens + batch.num_live * batch.step
     if settings.preallocated:
         state.useful += batch.live_new_tokens - batch.num_live * (batch.step + 1)
@@ -221,15 +229,19 @@ def _count_slots(engine: Engine) -> None:
 
 @part
 def _record_rows(engine: Engine) -> None:
-    """Record the slots and tokens of every row: of the prompt in step 0, and of all later steps in step 1."""
+    """Record the slots and tokens of every row. Call this in step 0, which computes the prompts, and in step 1, whose
+    rows are repeated for all later steps.
+    """
     settings, state, batch = engine.settings, engine.state, engine.rectangle
-    step, width, stride = batch.step, batch.prompt_width, width_at(engine, batch.num_steps - 1)
+    step, width, stride = batch.step, batch.prompt_width, row_slots_at(engine, batch.num_steps - 1)
     repeat = 1 if step == 0 else batch.num_steps - 1
     for row in range(batch.num_rows):
         sequence = engine.sequences[engine.running[row]]
         if step == 0:
             engine.times[sequence.number].first_scheduled_s = state.host_s
-            journal.append_extent(engine, sequence, 0, row * stride, width_at(engine, 0), width_at(engine, 0), 1)
+            journal.append_extent(
+                engine, sequence, 0, row * stride, row_slots_at(engine, 0), row_slots_at(engine, 0), 1
+            )
         elif not settings.preallocated:
             journal.append_extent(engine, sequence, width, row * stride + width, 1, 1, repeat)
     if settings.records_schedule:
@@ -240,7 +252,7 @@ def _record_rows(engine: Engine) -> None:
 
 @part
 def _end_batch(engine: Engine) -> None:
-    """End all sequences of the batch. If the memory was full before the last row ended, they are aborted."""
+    """End all sequences of the batch: as finished or, if the memory was full before the last row ended, as aborted."""
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     is_complete = batch.num_steps == batch.longest_answer
     for row in range(batch.num_rows):
@@ -248,7 +260,7 @@ def _end_batch(engine: Engine) -> None:
         scheduler.end(engine, sequence, FINISHED if is_complete else ABORTED, state.host_s)
         sequence.num_tokens = min(sequence.end_tokens, sequence.prompt_tokens + batch.num_steps)
         if batch.num_steps > 0:
-            journal.release_extent(engine, sequence, width_at(engine, batch.num_steps - 1))
+            journal.release_extent(engine, sequence, row_slots_at(engine, batch.num_steps - 1))
     state.num_admitted += batch.num_rows
     state.num_running = batch.num_rows = 0
     state.num_free = settings.num_units
@@ -257,15 +269,19 @@ def _end_batch(engine: Engine) -> None:
 
 @part
 def _due_s(engine: Engine) -> float:
-    """Return the time in seconds at which the oldest waiting sequence no longer waits for a full batch."""
+    """Return the time, in seconds, at which the oldest waiting sequence has waited for `timeout_s`, so that a batch is
+    formed even if it is not full. A sequence must wait.
+    """
     return engine.times[waiting_queue.peek(engine).number].arrival_s + engine.settings.timeout_s
 
 
 @part
-def next_chance_s(engine: Engine) -> float:
-    """Return the time in seconds of the next arrival or timeout, at which a batch may be formed; infinity for none."""
-    chance_s = clock.next_arrival_s(engine)
-    return min(chance_s, _due_s(engine)) if engine.state.num_waiting > 0 else chance_s
+def next_due_s(engine: Engine) -> float:
+    """Return the time, in seconds, of the next arrival or of the timeout of the oldest waiting sequence, whichever is
+    earlier: a batch may be formed then. Return infinity if there is neither.
+    """
+    arrival_s = clock.next_arrival_s(engine)
+    return min(arrival_s, _due_s(engine)) if engine.state.num_waiting > 0 else arrival_s
 
 
 @part
