@@ -123,8 +123,8 @@ class Settings:
     `prompt_ahead_tokens` tokens earlier, because drafting reads these tokens after the chunk.
     """
     images_wait: FeatureFlag = False
-    """True if a sequence releases an image when the outputs of all steps that compute the image's tokens are processed.
-    False if it releases the image when these steps are scheduled.
+    """True if output placeholders (`Sequence.placeholders`) do not count as computed tokens when images are released.
+    An image is released once all its tokens are computed.
     """
     keeps_repeated_images: FeatureFlag = False
     """True if a sequence keeps using an image until all occurrences for which it uses the image are computed."""
@@ -133,8 +133,8 @@ class Settings:
     uses the image only for the first of these occurrences.
     """
     any_place_frees: FeatureFlag = False
-    """True if a sequence releases an image as soon as one of its occurrences in the prompt is computed, even if another
-    occurrence follows.
+    """True if a sequence releases an image when any of its occurrences in the prompt is computed. False if only an
+    occurrence for which the sequence uses the image counts.
     """
 
     # Units, slots and block tables.
