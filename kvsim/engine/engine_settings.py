@@ -281,7 +281,9 @@ class Settings:
 
     # Clients and callers.
     stamp_at_entry: bool = False
-    """True if a request's recorded arrival is when the engine has added it; False: when it was sent."""
+    """True if the recorded arrival of a request is the time when the engine has queued it. False if it is the time when
+    the client sent it.
+    """
     users_ask_again: bool = False
     """True if the engine itself sends a user's next request of the workload after the user's answer."""
     think_s: float = 0.0

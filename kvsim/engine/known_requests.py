@@ -77,7 +77,9 @@ class Demand:
 
     @property
     def stops_late(self) -> npt.NDArray[np.bool_]:
-        """True for requests that end before their limit, which async scheduling notices late: bool[num_requests]."""
+        """True for each request that ends before its limit: bool[num_requests]. Async scheduling notices such an end
+        one step late.
+        """
         return np.asarray(self.output < self.limit)
 
     def reservations(self, policy: Contiguous) -> Column:

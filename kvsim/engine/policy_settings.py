@@ -146,7 +146,7 @@ def settings_of_images(encoding: Encoding, policy: Paged) -> dict[str, Any]:
 def settings_of_connector(connector: Connector, policy: Paged, most_in_flight: int) -> dict[str, Any]:
     """Return the settings that depend on a KV connector, with at most `most_in_flight` steps in flight.
 
-    They replace the values of `Settings.frees_late` and `Settings.records_every_step` from the functions above.
+    They replace `frees_late` of `settings_of_policy` and `records_every_step` of `settings_of_loop`.
     """
     rules = rules_of(policy.scheduler.vllm)
     return {

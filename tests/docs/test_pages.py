@@ -32,6 +32,7 @@ PAGES = [
         "sizing.md",
         "upgrades.md",
         "policies/eviction.md",
+        "policies/sharing.md",
         "reference/recordings.md",
     ),
     *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer", "researcher")),
