@@ -284,33 +284,36 @@ class EnginePlan:
             "most_unsure": self.most_unsure,
             "most_rows_before_load": FIRST_ROWS + room.rows_of_loads - host_initialization.rows_of_table(room.width),
         }
-        if isinstance(policy, Paged) and policy.cache.swap_gib:
-            chosen |= settings_of_swap(policy.cache, self.unit_bytes)
-        if isinstance(policy, Paged) and rules_of(policy.scheduler.vllm).retains_windows:
-            chosen["retention_tokens"] = NEVER if self.retention_tokens is None else self.retention_tokens
-        if self.drafts is not None and isinstance(policy, Paged):
-            chosen |= settings_of_drafts(self.drafts, policy) | {"marks_tails": marks_tails(layout, policy)}
-        if self.encoding is not None and isinstance(policy, Paged):
-            chosen |= settings_of_images(self.encoding, policy)
-        if self.connector is not None and isinstance(policy, Paged):
-            chosen |= settings_of_connector(self.connector, policy, chosen["most_in_flight"])
+        if isinstance(policy, Paged):
+            chosen |= self._features_of(policy, layout, chosen["most_in_flight"])
         settings = make_one(Settings, compiled=compiled)
         for name, value in chosen.items():
             setattr(settings, name, value)
-        waits_for_flight = isinstance(policy, Paged) and frees_after_flight(layout, policy)
-        settings.windows_wait = waits_for_flight
-
+        settings.windows_wait = isinstance(policy, Paged) and frees_after_flight(layout, policy)
         settings.answers_awaited = settings.num_drafts > 0 or self.connector is not None
         settings.counts_flight = (
             settings.answers_awaited
             or settings.encoder_tokens > 0
-            or (
-                settings.most_in_flight > (1 if waits_for_flight else 2)
-                and (waits_for_flight or settings.late_outputs_block)
-            )
+            or (settings.windows_wait and settings.most_in_flight > 1)
+            or (settings.late_outputs_block and settings.most_in_flight > 2)
         )
         settings.may_skip_decodes = not self.rules and may_skip_decodes(settings)
         return settings
+
+    def _features_of(self, policy: Paged, layout: KVCacheLayout, most_in_flight: int) -> dict[str, Any]:
+        """Return the settings of the features that only vLLM's paged memory has, as far as the run uses them."""
+        chosen: dict[str, Any] = {}
+        if policy.cache.swap_gib:
+            chosen |= settings_of_swap(policy.cache, self.unit_bytes)
+        if rules_of(policy.scheduler.vllm).retains_windows:
+            chosen["retention_tokens"] = NEVER if self.retention_tokens is None else self.retention_tokens
+        if self.drafts is not None:
+            chosen |= settings_of_drafts(self.drafts, policy) | {"marks_tails": marks_tails(layout, policy)}
+        if self.encoding is not None:
+            chosen |= settings_of_images(self.encoding, policy)
+        if self.connector is not None:
+            chosen |= settings_of_connector(self.connector, policy, most_in_flight)
+        return chosen
 
     def _optional_parts(self, settings: Settings, room: Room, *, compiled: bool) -> dict[str, Any]:
         policy, num_units = self.policy, self.num_units
