@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,7 @@ from kvsim.recording.check_times import Ends
 from kvsim.recording.model import Recording
 from kvsim.recording.order import expanded, is_new, sort_key
 from kvsim.recording.rules import NO_LIMIT, agree, require
-from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
+from kvsim.recording.tables import IntArray, Memory, MemoryKind, RequestStatus
 
 _SHORTAGE = "a step should preempt only where the free units are too few for one of its requests"
 
@@ -158,6 +159,28 @@ def _num_beginning(recording: Recording, residencies: ResidencyRows) -> npt.NDAr
     return np.bincount(schedule.step[by_request.row][begins], minlength=len(recording.steps))
 
 
+class _SchedulingRows(NamedTuple):
+    """Memory rows of the scheduling of some steps, in order."""
+
+    row: IntArray
+    """Index of each row in `memory.parquet`."""
+    step_of: IntArray
+    """Index of each row's step among these steps."""
+    taken: npt.NDArray[np.int64]
+    """Number of units that each row allocates; 0 for a row that allocates none."""
+    given: npt.NDArray[np.int64]
+    """Number of units that each row releases; 0 for a row that releases none."""
+
+    @classmethod
+    def of(cls, memory: Memory, schedule_seq: IntArray) -> _SchedulingRows:
+        """Find the rows of the steps that were scheduled at `schedule_seq`."""
+        begin, end = (np.searchsorted(memory.seq, schedule_seq, side) for side in ("left", "right"))
+        step_of, offset = expanded(end - begin)
+        row = begin[step_of] + offset
+        length, kind = memory.length[row].astype(np.int64), memory.kind[row]
+        return cls(row, step_of, length * (kind == MemoryKind.APPEND), length * (kind == MemoryKind.RELEASE))
+
+
 def _check_shortage(recording: Recording, file: Path) -> None:
     """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
 
@@ -169,29 +192,27 @@ def _check_shortage(recording: Recording, file: Path) -> None:
     ends = memory.end_rows
     ends = ends[steps.schedule_seq[np.minimum(memory.step[ends], len(steps) - 1)] == memory.seq[ends]]
     ends = ends[np.append(is_new(memory.seq[ends])[1:], True)[: len(ends)]]  # the last victim of each step
-    # All memory rows of the scheduling of these steps, in order; `step_of` is the index in `ends` of the step of each.
-    begin, end = (np.searchsorted(memory.seq, memory.seq[ends], side) for side in ("left", "right"))
-    step_of, offset = expanded(end - begin)
-    rows, length = begin[step_of] + offset, memory.length[begin[step_of] + offset].astype(np.int64)
-    takes, is_later = memory.kind[rows] == MemoryKind.APPEND, rows > ends[step_of]
+    victim = memory.request[ends]
+    of_steps = _SchedulingRows.of(memory, memory.seq[ends])
+    rows, step_of = of_steps.row, of_steps.step_of
+    is_later = rows > ends[step_of]
     # The first request that grows after the last victim is the one for which that victim was preempted.
-    grows = np.flatnonzero(takes & is_later)
+    grows = np.flatnonzero((of_steps.taken > 0) & is_later)
     grown, first = np.unique(step_of[grows], return_index=True)
-    request = memory.request[ends]
+    request = victim.copy()
     needed = _most_to_grow(recording, request, memory.step[ends])  # the victim itself, unless another request grows
     # With fcfs, the victim is the last request of the step, so the request needed exactly the units by which it grew.
     if recording.meta.policy.get("order", recording.meta.engine.get("policy")) == "fcfs":
         needed[grown] = 0
     request[grown] = memory.request[rows[grows[first]]]
     grows = grows[memory.request[rows[grows]] == request[step_of[grows]]]
-    grown_by = np.bincount(step_of[grows], weights=length[grows], minlength=len(ends)).astype(np.int64)
+    grown_by = np.bincount(step_of[grows], weights=of_steps.taken[grows], minlength=len(ends)).astype(np.int64)
     needed = np.maximum(needed, grown_by)
     # Undo the release of the victim, which may have several rows, and all later rows of the step.
-    gives = memory.kind[rows] == MemoryKind.RELEASE
-    is_later |= gives & (memory.request[rows] == memory.request[ends[step_of]])
+    is_later |= (of_steps.given > 0) & (memory.request[rows] == victim[step_of])
     free = steps.free_units[memory.step[ends]].astype(np.int64)
     is_known = free >= 0
-    np.add.at(free, step_of[is_later], (length * takes - length * gives)[is_later])
+    np.add.at(free, step_of[is_later], (of_steps.taken - of_steps.given)[is_later])
     require(~is_known | (free < needed), file, _SHORTAGE, memory.step[ends])
 
 
@@ -205,13 +226,9 @@ def check_retractions(recording: Recording, file: Path) -> None:
     """
     memory, steps = recording.memory, recording.steps
     rows = np.flatnonzero((steps.preempted > 0) & (steps.free_units >= 0) & ~_during_copies(recording))
-    begin, end = (np.searchsorted(memory.seq, steps.schedule_seq[rows], side) for side in ("left", "right"))
-    # All memory rows of the scheduling of these steps; `step_of` is the index in `rows` of the step of each.
-    step_of, offset = expanded(end - begin)
-    of_step, length = begin[step_of] + offset, memory.length[begin[step_of] + offset].astype(np.int64)
-    kind = memory.kind[of_step]
-    change = length * (kind == MemoryKind.APPEND) - length * (kind == MemoryKind.RELEASE)
-    free = steps.free_units[rows] + np.bincount(step_of, weights=change, minlength=len(rows))
+    of_steps = _SchedulingRows.of(memory, steps.schedule_seq[rows])
+    change = of_steps.taken - of_steps.given
+    free = steps.free_units[rows] + np.bincount(of_steps.step_of, weights=change, minlength=len(rows))
     most = steps.running[rows].astype(np.int64) + steps.preempted[rows]
     is_short, windows = free < most, recording.meta.pool.windows
     if windows is not None and steps.free_window_units is not None:

@@ -81,6 +81,6 @@ def _unit_keys(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
     """
     extent, offset = expanded(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
-    of = rows[extent]
-    place: npt.NDArray[np.int64] = (memory.request[of].astype(np.int64) * span + memory.seq[of]) * width
-    return place + memory.position[of] + offset
+    row = rows[extent]
+    first_key: npt.NDArray[np.int64] = (memory.request[row].astype(np.int64) * span + memory.seq[row]) * width
+    return first_key + memory.position[row] + offset

@@ -114,8 +114,9 @@ def _next_admission_rows(recording: Recording, residencies: ResidencyRows, steps
     waiting = np.argsort(-since, kind="stable").tolist()  # the earliest is popped first
     for nth, moment in enumerate(moments[steps].tolist()):
         while waiting and since[waiting[-1]] <= moment:
-            of = waiting.pop()
-            heapq.heappush(queue, _Wait(int(residencies.birth_row[of]), int(birth_seq[of]), int(known_seq[of])))
+            nth_wait = waiting.pop()
+            columns = (residencies.birth_row, birth_seq, known_seq)
+            heapq.heappush(queue, _Wait(*(int(column[nth_wait]) for column in columns)))
         while queue and queue[0].admission_seq <= moment:
             heapq.heappop(queue)
         if queue and queue[0].known_seq <= moment:
