@@ -19,6 +19,26 @@ from kvsim.simulation.full_check import check
 from .by_hand import arrived, demand_of, driver_of
 
 
+def test_a_bucket_lists_a_block_once_however_often_it_is_offered_and_until_it_is_evicted() -> None:
+    """A bucket that lists a block twice, or one that was taken, has no end."""
+    engine = driver_of(Paged(cache=PagedSettings(block_size=1)), 3, (3, 1)).engine
+    blocks, key = [block_pool.allocate(engine)[0] for _ in range(3)], 5
+
+    def listed() -> list[int]:
+        found, block = list[int](), int(engine.buckets[prefix_cache.bucket_of(engine, key)].first)
+        while block != prefix_cache.NO_BLOCK and len(found) < 9:
+            found.append(block)
+            block = int(engine.blocks[block].next_in_bucket)
+        return found
+
+    for block in blocks:
+        prefix_cache.cache(engine, block, key)
+        prefix_cache.offer(engine, block)
+    assert listed() == blocks
+    prefix_cache.evict(engine, blocks[1])
+    assert listed() == [blocks[0], blocks[2]]
+
+
 class ListPool:
     """The rules, word for word: one queue from head to tail, one list of (key, block) in the order of caching.
 

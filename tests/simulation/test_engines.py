@@ -185,7 +185,7 @@ any_run = given(
 )
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @any_run
 def test_any_workload_under_any_policy(**run: Any) -> None:
     assert_same_run(**run)
