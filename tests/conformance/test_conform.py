@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,18 +67,20 @@ def newest(interpreter_with_vllm: Callable[[str], tuple[str, ...]]) -> Iterator[
 
 
 @pytest.fixture(scope="module")
-def changed(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The path on which an interpreter finds the newest release with three rules changed by hand."""
-    files, needs = files_of_newest()
-    copy = tmp_path_factory.mktemp("changed") / "files"
-    copytree(files, copy, copy_function=os.symlink)
+def changed(interpreter_with_vllm: Callable[[str], tuple[str, ...]], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter of the newest release with three rules changed by hand."""
+    files, _ = files_of_newest()
+    core = tmp_path_factory.mktemp("changed") / "core"
+    copytree(Path(files, "vllm", "v1", "core"), core)
     for name, before, after in CHANGES.values():
-        file = copy / "vllm" / "v1" / "core" / name
-        text = file.read_text()
+        text = (core / name).read_text()
         assert before in text
-        file.unlink()
-        file.write_text(text.replace(before, after))
-    return os.pathsep.join((str(copy), needs))
+        (core / name).write_text(text.replace(before, after))
+    interpreter = core.with_name("python")
+    command = shlex.join([*interpreter_with_vllm(INSTALLED), "-m", "tests.vllm_engine.changed_core", str(core)])
+    interpreter.write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    interpreter.chmod(0o755)
+    return interpreter
 
 
 @pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
@@ -89,10 +92,10 @@ def test_the_newest_release_decides_as_kvsim_does(newest: DrivenVllm, count: int
 
 
 @pytest.mark.parametrize(("count", "seed"), [(16, 2), pytest.param(60, 0, marks=pytest.mark.slow)])
-def test_rules_changed_by_hand_are_named(changed: str, count: int, seed: int, kvsim: Run, tmp_path: Path) -> None:
+def test_rules_changed_by_hand_are_named(changed: Path, count: int, seed: int, kvsim: Run, tmp_path: Path) -> None:
     """By the command, which writes a report and fails where something differs."""
     drawn = ("--count", str(count), "--seed", str(seed))
-    done = kvsim("conform", *drawn, "--report", tmp_path / "report", PYTHONPATH=changed)
+    done = kvsim("conform", *drawn, "--report", tmp_path / "report", "--python", changed)
     assert (done.returncode, done.stderr) == (1, "")
     document = json.loads((tmp_path / "report.json").read_text())
     assert (document["vllm"], document["compared_with"], document["equal"]) == (NEWEST, NEWEST, False)

@@ -16,6 +16,7 @@ from kvsim.cli import cli
 from kvsim.errors import StalledError, UnknownNameError, UsageError
 from kvsim.experiments.workers import on_all_cores
 from kvsim.policies import Paged, Radix, Static
+from kvsim.policies.data_parallel import RankBalancer
 from kvsim.policies.routers import (
     ROUTE_NAMES,
     RoundRobin,
@@ -319,6 +320,17 @@ def test_ranks_are_chosen_as_by_the_front_end_of_vllm() -> None:
     ranks[1].kv_usage = 0.1
     assert send(0.06) == 2  # not heard of yet; of equal ones, the scan begins a rank later each time
     assert send(0.2) == 1
+
+
+@pytest.mark.parametrize(("release", "chosen"), [("0.25.1", 0), ("0.33.0", 1)])
+def test_newer_front_ends_count_their_own_unanswered_requests(release: str, chosen: int) -> None:
+    """Also one that the reports of the ranks do not have: it was sent to a rank that it named itself."""
+    front_end = RankBalancer.of(release, 2)
+    assert front_end.choose(rank=0) == 0
+    assert front_end.choose() == chosen
+    front_end = RankBalancer.of(release, 2)
+    front_end.answered(front_end.choose(rank=0))
+    assert front_end.choose() == 0
 
 
 @pytest.mark.parametrize("engine", ["interpreted", "compiled"])
