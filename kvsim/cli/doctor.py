@@ -229,7 +229,9 @@ def _value(name: str, text: str) -> Any:
     """Convert `text`, the value of a setting in a log, to the type of the setting."""
     if text in ("True", "False"):
         return text == "True"
-    return float(text) if name == "gpu_memory_utilization" else int(text) if text.isdecimal() else text
+    if name == "gpu_memory_utilization":
+        return float(text)
+    return int(text) if text.isdecimal() else text
 
 
 def _sglang_figures(log: StartupLog, model: Model) -> dict[str, float]:

@@ -313,10 +313,9 @@ def build_scenario(
     gpu, model = machine_of(flags, None if source is None else source.meta)
     same_machine = source is not None and flags["model"] is None and gpu == find_gpu(source.meta.gpu)
     recorded = source.meta if same_machine and source is not None else None
-    is_left_open = all(flags[name] is None for name in _SIZES) and not (
-        recorded is not None and _may_use_recorded_size(flags)
-    )
-    follows_sglang = only_policy == Radix.name and is_left_open and _is_sized_by_sglang(model)
+    has_size = any(flags[name] is not None for name in _SIZES)
+    has_size |= recorded is not None and _may_use_recorded_size(flags)
+    follows_sglang = only_policy == Radix.name and not has_size and _is_sized_by_sglang(model)
     if flags["mem_fraction_static"] is not None or follows_sglang:
         # SGLang reserves less memory beside the cache than vLLM, so its pool is oversized by vLLM's rules.
         flags |= {"kv_gib": gib_of_slots(flags, gpu, model), "mem_fraction_static": None, "oversize": True}

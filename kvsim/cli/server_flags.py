@@ -144,8 +144,8 @@ def _arguments(flag: str, name: str, values: Sequence[str], option: click.Parame
         return [name]
     if not values:
         raise UsageError(f"{flag} in the server's command line has no value; give one.")
-    value = str(_whole_number(flag, values[0])) if name in _NUMBERS and _NUMBER.fullmatch(values[0]) else values[0]
-    return [name, value]
+    has_suffix = name in _NUMBERS and _NUMBER.fullmatch(values[0])
+    return [name, str(_whole_number(flag, values[0])) if has_suffix else values[0]]
 
 
 def _whole_number(flag: str, text: str) -> int:

@@ -210,8 +210,10 @@ def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine
         words = [str(tree.get("image") or "")]
         for key in ("entrypoint", "command", "args"):
             part = tree.get(key) or []
-            is_list = isinstance(part, list) and not (len(part) == 1 and " -" in str(part[0]))
-            words += [str(word) for word in part] if is_list else _words(" ".join(map(str, _as_list(part))), where)
+            parts = [str(each) for each in (part if isinstance(part, list) else [part])]
+            # A text is divided as a shell does, and so is a list whose only entry is a whole line with flags.
+            is_line = not isinstance(part, list) or (len(parts) == 1 and " -" in parts[0])
+            words += _words(" ".join(parts), where) if is_line else parts
         values = _environment(tree)
         words = [_with_values(word, values) for word in words]
         lines = list(_lines_in_words(words))
@@ -221,7 +223,3 @@ def _lines_in_tree(tree: Any, where: str, seen: set[int]) -> Iterator[ServerLine
         yield from lines
     for value in tree.values() if isinstance(tree, dict) else tree:
         yield from _lines_in_tree(value, where, seen)
-
-
-def _as_list(part: Any) -> list[Any]:
-    return part if isinstance(part, list) else [part]

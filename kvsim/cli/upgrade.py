@@ -41,6 +41,7 @@ _SHORT = {
 """Short headings in the table of rules, by the name of the figure in `Upgrade.before`. A figure has a column if at
 least one rule changes it. Tokens "in vain" were computed, but no finished request needed them.
 """
+_FROM_STEP = "from step"
 
 
 def compare_releases(old: str, new: str, flags: dict[str, Any], *, as_json: bool) -> None:
@@ -102,25 +103,31 @@ def _print_first(upgrade: Upgrade) -> None:
 def _print_rules(upgrade: Upgrade, effects: list[Effect]) -> None:
     changed = [figures for each in effects for figures in (each.alone, each.together) if figures]
     shown = [name for name in _SHORT if any(_differ(upgrade.before, figures, name) for figures in changed)]
-    columns = ["since", "rule", "from step", *(_SHORT[name] for name in shown)]
+    columns = ["since", "rule", _FROM_STEP, *(_SHORT[name] for name in shown)]
     figures = range(2, len(columns))
     title = f"One rule of {upgrade.new} at a time over {upgrade.old}"
     without = len(upgrade.effects) - len(effects)
     note = f"without effect on this load: {without} more that changed (kvsim versions {upgrade.old} {upgrade.new})"
-    rows = [_row(each, each.alone, shown) for each in effects]
+    rows = [(*_rule(each, each.alone), _step(each), *_cells(each.alone, shown)) for each in effects]
     print_table(title, columns, rows, figures=figures, note=note if without else "")
     if len(effects) > 1:
         title = f"The same rules over {upgrade.old}, each with those above it"
-        del columns[2]
-        rows = [row[:2] + row[3:] for row in (_row(each, each.together, shown) for each in effects)]
+        columns.remove(_FROM_STEP)
+        rows = [(*_rule(each, each.together), *_cells(each.together, shown)) for each in effects]
         print_table(title, columns, rows, figures=range(2, len(columns)))
 
 
-def _row(effect: Effect, figures: Mapping[str, float], shown: list[str]) -> tuple[str, ...]:
-    if not figures:
-        return effect.change.since, f"{effect.change.says} {effect.problem}", "", *("" for _ in shown)
-    step = "" if effect.first_step is None else f"{effect.first_step:,}"
-    return effect.change.since, effect.change.says, step, *(_LABELS[name][1](figures[name]) for name in shown)
+def _rule(effect: Effect, figures: Mapping[str, float]) -> tuple[str, str]:
+    problem = "" if figures else f" {effect.problem}"
+    return effect.change.since, f"{effect.change.says}{problem}"
+
+
+def _step(effect: Effect) -> str:
+    return "" if effect.first_step is None or not effect.alone else f"{effect.first_step:,}"
+
+
+def _cells(figures: Mapping[str, float], shown: list[str]) -> list[str]:
+    return [_LABELS[name][1](figures[name]) if figures else "" for name in shown]
 
 
 def _differ(before: Mapping[str, float], after: Mapping[str, float], name: str) -> bool:

@@ -94,5 +94,6 @@ def band_of(
         pace = Pace(host=1 + multiple * error["host"] / 100, gpu=1 + multiple * error["gpu"] / 100)
         perturbed = replace(machine, step_time=at_pace(pace, times))
         found.append(figures_of(measure(workload, policy, perturbed, **options).summary))
-    ranges = {name: (min(item[name] for item in found), max(item[name] for item in found)) for name in found[0]}
+    by_figure = {name: [figures[name] for figures in found] for name in found[0]}
+    ranges = {name: (min(values), max(values)) for name, values in by_figure.items()}
     return Band(gpu_percent=error["gpu"], host_percent=error["host"], ranges=ranges)

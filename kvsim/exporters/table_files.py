@@ -97,6 +97,8 @@ def _array(values: Any, *, as_text: bool) -> pa.Array:
         return pa.ListArray.from_arrays(from_numpy(values.offsets, pa.int32()), from_numpy(values.values, pa.int64()))
     if values.dtype.kind == "U":
         texts = values.tolist()
-        return from_texts([f"'{text}" if text.startswith(_FORMULA) else text for text in texts] if as_text else texts)
+        if as_text:
+            texts = [f"'{text}" if text.startswith(_FORMULA) else text for text in texts]
+        return from_texts(texts)
     # Unknown times are empty cells.
     return from_numpy(values, pa.from_numpy_dtype(values.dtype), nan_is_missing=True)

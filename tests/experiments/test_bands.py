@@ -32,7 +32,7 @@ def test_the_band_holds_the_run_and_is_as_wide_as_the_error_of_its_times() -> No
     assert band is not None
     known = interval_in(tight.step_time.label)
     assert known is not None
-    clocks = known.clocks
+    clocks = known.step_errors
     assert (band.gpu_percent, band.host_percent) == (clocks["gpu"], clocks["host"])
     for name, value in figures_of(summary).items():
         low, high = band.ranges[name]
@@ -43,8 +43,8 @@ def test_the_band_holds_the_run_and_is_as_wide_as_the_error_of_its_times() -> No
 
 def test_hosts_are_known_less_well_than_gpus() -> None:
     for known in known_errors().values():
-        if known.tells_an_interval and len(known.clocks) == 2:
-            assert 0 < known.clocks["gpu"] < known.clocks["host"]
+        if known.tells_an_interval and len(known.step_errors) == 2:
+            assert 0 < known.step_errors["gpu"] < known.step_errors["host"]
 
 
 def test_a_run_with_room_for_everybody_needs_none() -> None:
@@ -60,7 +60,7 @@ def test_a_band_is_printed_and_in_json_unless_it_is_not_wanted() -> None:
     )
     known = interval_in(machine(100).step_time.label)
     assert known is not None
-    clocks = known.clocks
+    clocks = known.step_errors
     words = f"with the GPU's times {clocks['gpu']:.0f} % and the host's {clocks['host']:.0f} % shorter to longer"
     assert f"in brackets: {words}" in " ".join(table.split())
     band = json.loads(document)["band"]
