@@ -88,7 +88,7 @@ class StalledError(KvsimError):
 
 
 class PolicyError(KvsimError):
-    """A custom policy broke a rule: it named an unknown request, or allocated a unit twice."""
+    """A custom policy broke a rule. For example, it named an unknown request, or allocated a unit twice."""
 
 
 class IntegrityError(KvsimError):

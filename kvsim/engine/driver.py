@@ -159,7 +159,7 @@ class Driver:
 
     def holders(self) -> list[int]:
         """Return the numbers of the sequences that hold memory: running ones, waiting ones that load or have loaded
-        blocks, and ended ones whose blocks are not freed yet.
+        blocks, and ended or preempted ones whose blocks are not freed yet.
         """
         if self.engine.memory.name in ("connected", "disaggregated"):
             return self._holders_of_connector()

@@ -1,7 +1,7 @@
 """Conversion of columns between NumPy arrays, Python lists and pyarrow arrays, without pandas.
 
-pyarrow's own conversions import pandas if it is installed, which takes half a second. Columns of numbers are not
-copied.
+pyarrow's own conversions import pandas if it is installed, which takes half a second. Columns of numbers are copied
+only for another type, several chunks, or missing values.
 """
 
 from __future__ import annotations
