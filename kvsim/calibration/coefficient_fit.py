@@ -234,8 +234,8 @@ def _fitted_times(observed: Sequence[Observed], prior: Roofline, engine: str) ->
 def _at_their_paces(
     times: Roofline, observed: Sequence[Observed], errors: Callable[[Roofline, Observed], Any]
 ) -> list[Observed]:
-    """Return `observed` with the fitted pace of each machine, scaled so that the median pace is 1. A single machine
-    keeps its pace.
+    """Return `observed` with the fitted pace of each machine, scaled so that the median pace is 1; unchanged if there
+    is only one machine.
     """
     machines = sorted({item.machine for item in observed})
     if len(machines) == 1:

@@ -170,8 +170,8 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
 
 
 def _expected_with_drafts(recording: Recording, rows: IntArray, after: IntArray) -> npt.NDArray[np.int64]:
-    """Return the `computed_before` that each of `rows` but the first should have. It holds only for a row that
-    continues the request of the row before it.
+    """Return the `computed_before` that a row should have if it continues the row before it: one number for each of
+    `rows` but the first.
 
     `rows` are sorted by request and then by step, and `after` has the number of computed tokens after each. In prefill,
     a row begins where the row before it ended. In decode, drafts may have been rejected: a row begins at the last known

@@ -1,5 +1,5 @@
-"""Read and write recordings. A recording is a folder with `meta.json` and a Parquet file per table; a running one is a
-log.
+"""Read and write recordings. A recording is a folder with `meta.json` and a Parquet file per table; while its run goes
+on, it is a log.
 
 A user's recording is checked at every read. The recordings that come with kvsim were checked by its tests, so that only
 damaged files are detected at a read.

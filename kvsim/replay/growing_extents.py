@@ -33,7 +33,7 @@ class GrowingExtents:
         return len(self._row)
 
     def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
-        """Give each extent in `states` the length that it has at `frame`.
+        """Give each growing extent in `states` the length that it has at `frame`.
 
         `states` must already include all operations up to `seq`. By these operations, a new extent has the length of
         its first step. All other extents have the length that the previous call gave them. If `states` was built anew

@@ -69,7 +69,9 @@ class Image(NamedTuple):
 
 @dataclass(frozen=True, slots=True, init=False, repr=False, eq=False)
 class Images:
-    """Images of all prompts in one table. The rows of prompt `i` are `offsets[i]` to `offsets[i + 1] - 1`, by `place`.
+    """Images of all prompts in one table. Rows `offsets[i]` to `offsets[i + 1] - 1` are the images of prompt `i`,
+    sorted by `place`.
+
 
     Raises:
         WorkloadError: a number does not fit into its column.
