@@ -16,7 +16,7 @@ from kvsim_tui.facts.draft_slots import draft_slots
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.brush import GLYPH, keys_of
 from kvsim_tui.pool.paint import EMPTY
-from kvsim_tui.pool.strip_cells import KNOWN, LOOKAHEAD, TAKEN_BACK, UNDER_WAY, draft_keys
+from kvsim_tui.pool.strip_cells import KNOWN, LOOKAHEAD, REJECTED, UNDER_WAY, draft_keys
 from kvsim_tui.widgets.draft_strip import DraftStrip, titles_of
 
 from ..simulation.test_engines import machine_of
@@ -64,7 +64,7 @@ def test_every_slot_is_where_the_schedule_has_it(is_async: bool) -> None:
             assert 0 <= slots.taken_back <= NUM_DRAFTS
             assert (slots.known + slots.under_way + slots.lookahead) % 4 == 0
             line = draft_keys(slots, 400, half_blocks=False)[0].tolist()
-            known, under_way, back, ahead = (line.count(key) for key in keys(KNOWN, UNDER_WAY, TAKEN_BACK, LOOKAHEAD))
+            known, under_way, back, ahead = (line.count(key) for key in keys(KNOWN, UNDER_WAY, REJECTED, LOOKAHEAD))
             assert back == slots.taken_back
             assert known + under_way + back + ahead == slots.known + slots.under_way + slots.lookahead
             assert known <= slots.known

@@ -1018,8 +1018,8 @@ def test_lesson_6_tells_the_price_of_each_remedy(guided: Callable[[str], Guided]
     more, plain, fewer, careful = lesson.remedies()
     session = lesson.sessions[0]
     assert plain.duration_s == session.player.duration_s
-    assert plain.tokens_twice == preemption_at(session, 2, lesson.captions[2].frame).num_tokens
-    assert more.tokens_twice == fewer.tokens_twice == careful.tokens_twice == 0
+    assert plain.recomputed_tokens == preemption_at(session, 2, lesson.captions[2].frame).num_tokens
+    assert more.recomputed_tokens == fewer.recomputed_tokens == careful.recomputed_tokens == 0
     assert more.duration_s < plain.duration_s < fewer.duration_s < careful.duration_s
     assert plain.longest_wait_s < fewer.longest_wait_s < careful.longest_wait_s
     text = lesson.captions[-1].text
@@ -1357,7 +1357,7 @@ def test_lesson_6_shows_who_waits_with_each_remedy(guided: Callable[[str], Guide
         rows = lines[first + 1 : first + 4]
         assert [row[0] for row in rows] == list("ABC")
         waits = max(row.count("─") for row in rows) / 115 * max(each.duration_s for each in lesson.remedies())
-        if not remedy.tokens_twice:
+        if not remedy.recomputed_tokens:
             assert waits == pytest.approx(remedy.longest_wait_s, abs=0.02)
 
 

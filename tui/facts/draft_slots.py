@@ -1,4 +1,6 @@
-"""Slots of one request with speculative decoding: slots under way, with rejected drafts, and lookahead slots."""
+"""Slots of one request with speculative decoding: those of known tokens, those that steps in flight write, those with
+rejected drafts, and lookahead slots.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def draft_slots(session: Session) -> DraftSlots | None:
-    """Return the draft slots of the followed request or, if none is followed, of the first running one.
+    """Return the draft slots of the followed request or, if none is followed, of the first in the batch.
 
-    None if that request holds no memory.
+    None if the followed request holds no memory, or if no request does.
     """
     live, request = session.replay.live_requests().tolist(), session.followed
     if not live or (request is not None and request not in live):
@@ -31,8 +33,8 @@ def draft_slots(session: Session) -> DraftSlots | None:
 
 
 def _taken_back(session: Session, request: int, step: int) -> tuple[int, int]:
-    """Return the first slot with a rejected draft that `step` writes again, and the number of such slots; (0, 0)
-    without any.
+    """Return the index, among the request's slots, of the first slot whose rejected draft `step` overwrites, and the
+    number of such slots; (0, 0) without any.
     """
     schedule = session.recording.schedule
     rows = np.flatnonzero((schedule.request == request) & (schedule.step <= step))

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
-    """Return the parts of the headline, what all servers share, the most important part first."""
+    """Return the parts of the headline, which say what all servers share; the most important part first.
+
+    With `short`, the memory of a server is without its number of blocks.
+    """
     meta = fleet.servers[0].meta
     num, prefill = len(fleet.servers), sum(server.kind == "prefill" for server in fleet.servers)
     servers = f"{prefill:,} prefill and {plural(num - prefill, 'decode server')}" if prefill else plural(num, "server")
@@ -50,7 +53,7 @@ def fleet_story(fleet: FleetServers) -> Story:
 
 
 def beside_strip(fleet: FleetServers, server: FleetServer, now: ServerNow, room: int) -> list[str]:
-    """Return lines of at most `room` characters about a server, the most important first.
+    """Return the lines of at most `room` characters that are shown beside a server's pool, the most important first.
 
     They are about transfers, the queue, and tokens and preemptions from the beginning of the run to the clock.
     """
@@ -104,7 +107,9 @@ def why_waiting(fleet: FleetServers, server: FleetServer, time_s: float) -> tupl
 
 
 def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s: float) -> tuple[str, ...]:
-    """Return what the head of the queue needs and how much is free, or who it fetches its KV from; empty if unknown."""
+    """Return what the head of the queue needs, and how much is free. If it waits for its KV, return the server that has
+    the KV. Empty if unknown.
+    """
     steps, pool, queue = server.steps, server.meta.pool, server.queue(time_s)
     free = int(steps.free_units[step])
     # Preempted requests wait before those that were never scheduled; which ones they are is in no table that is read.
@@ -130,7 +135,7 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
 
 
 def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:
-    """Return the requests whose KV goes to or came from each other server, in words of at most `room` characters.
+    """List, for each other server, the requests whose KV it will get or has sent, in at most `room` characters.
 
     A prefill server keeps KV for decode servers, and a decode server has KV from prefill servers. The text is empty for
     other servers and without transfers.
@@ -158,7 +163,10 @@ def _name_of(fleet: FleetServers, server: FleetServer, number: int) -> str:
 
 
 def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:
-    """Describe in one line the visits of a request to servers, in order. `stops` has one item per visit."""
+    """Describe in one line the visits of a request to servers, in order and with `arrow` between them.
+
+    With `short`, a visit has fewer words.
+    """
     described = _describe_stop_briefly if short else _describe_stop
     return f" {arrow} ".join(described(fleet, stops, nth) for nth in range(len(stops)))
 

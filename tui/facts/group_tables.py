@@ -101,7 +101,7 @@ class BlockExtent(NamedTuple):
     """Consecutive entries of a block table whose block ids rise or fall by one from entry to entry."""
 
     position: int
-    """Index of the first block in the table."""
+    """Index in the block table of the first block of the extent."""
     address: int
     """Block id of the first block."""
     length: int

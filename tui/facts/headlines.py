@@ -37,7 +37,7 @@ def selection(session: Session) -> str:
 
 
 def headline(session: Session, *, short: bool) -> list[str]:
-    """Return the parts of the headline of a session, the most important part first."""
+    """Return the parts of the headline of a session, the most important part first. `short` is for narrow screens."""
     meta, replay = session.recording.meta, session.replay
     engine = " ".join(str(meta.engine[key]) for key in ("name", "version") if key in meta.engine) or meta.source
     policy = meta.policy_name if meta.policy_name == "static" else f"{meta.policy_name} memory"
@@ -65,7 +65,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
 
 
 def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
-    """Return the parts of the headline of a comparison: what all runs share."""
+    """Return the parts of the headline of a comparison: what all runs share. `short` is for narrow screens."""
     session = comparison.lanes[0].session
     meta, rows = session.recording.meta, session.rows
     if rows is not None:
@@ -102,7 +102,7 @@ def _num_gpus(session: Session) -> int:
 
 
 def _parallel_size(session: Session, name: str) -> int:
-    """Return the parallel size `name` of the recorded engine, or else that of the model; 1 if neither has it."""
+    """Return the parallel size `name` of the recorded engine, or else of the recorded model; 1 if neither states it."""
     return int({**session.recording.meta.model, **session.recording.meta.engine}.get(name, 1))
 
 

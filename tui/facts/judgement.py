@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _FULL_FREE_SHARE: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SHORT_SHARE_OF_RUN: Final = 0.1
-"""Times under this share of a run's duration are rounded to a tenth of themselves, longer ones to a tenth of the
-duration.
+"""Times are rounded to a tenth of the run's duration if they are a larger share of it, otherwise to a tenth of the time
+itself.
 """
 _MUCH_WASTE_PERCENT: Final = 25.0
 """Percent of the pool that waste must take on average to be a reason for another policy."""
@@ -45,9 +45,9 @@ def judgement_of(session: Session) -> Judgement:
 
 
 def _limiting_facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return what held requests back, as a short text and a long one.
+    """Return what held requests back, as a short text and a long one; `limit` None: nothing did.
 
-    If nothing did, they are about refused requests, waste, or that nothing waits.
+    Then the texts are about refused requests if there are any, about waste if there is much, or say that nothing waits.
     """
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
@@ -105,7 +105,7 @@ def _full_words(session: Session) -> str:
 def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
     """Return a remedy in words, and the key that shows its effect ("" if none).
 
-    After a diagnosis, it is the first remedy that was found to be enough.
+    After a diagnosis, the remedy is the first change with which the load fits the server.
     """
     policy = session.recording.meta.policy_name
     if session.diagnosis is not None:

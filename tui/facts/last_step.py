@@ -8,16 +8,17 @@ from ..look.wording import listed, plural
 from ..playback.run_events import EventKind
 from ..pool.paint import UnitChange
 from ..pool.unit_changes import changes_between
-from .preemption import lack, preemption_at
+from .preemption import preemption_at, preemption_reason
 
 if TYPE_CHECKING:
     from ..playback.session import Session
 
 
 def last_step(session: Session, room: int, *, short: bool = False) -> list[tuple[UnitChange | None, str]]:
-    """Return parts of a line about the step before the current frame, each with the paint of its change or None.
+    """Return parts of a line about the step before the current frame: (paint, text). The paint is None for a text
+    without a swatch of colour.
 
-    The first part has at most `room` characters if possible. If `short`, preemptions have no reason and no tokens.
+    The first part has at most `room` characters if possible. If `short`, preemptions are without reason and tokens.
     """
     replay, frame = session.replay, session.player.frame
     if frame < session.before.num_summary_frames:
@@ -44,7 +45,7 @@ def last_step(session: Session, room: int, *, short: bool = False) -> list[tuple
 
 
 def _preemptions(session: Session, frame: int, room: int, *, short: bool) -> list[tuple[UnitChange | None, str]]:
-    """Return the preempted requests, the reason, what they lost, and the requests that took the memory.
+    """Return (paint, text) of the preempted requests: why, what they lost, and the requests that took their memory.
 
     There are two parts if one part would be longer than `room`, and none without a preemption.
     """
@@ -60,7 +61,7 @@ def _preemptions(session: Session, frame: int, room: int, *, short: bool) -> lis
     if short:
         taken = f" for {listed(takers, 'request', ' and ')}" if takers else ""
         return [(UnitChange.FREED, f"{listed(names, 'request')} preempted{taken}, lost {units}")]
-    begin, lost = f"{lack(session)}: {listed(names, 'request')} preempted", f"lost {units}, {tokens}"
+    begin, lost = f"{preemption_reason(session)}: {listed(names, 'request')} preempted", f"lost {units}, {tokens}"
     whole = f"{begin}, {gave_way}, {lost}"
     if gave_way and len(whole) <= room:
         return [(UnitChange.FREED, whole)]

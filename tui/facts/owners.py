@@ -112,8 +112,8 @@ def holdings(session: Session) -> list[OwnerGroup]:
 def _groups(owners: Sequence[Owner], owner_of_row: Units, units: Units, slots: Slots) -> list[OwnerGroup]:
     """Return `owners` in groups.
 
-    There is a row for each owner of each shared unit, ascending by owner: the owner's index, the unit, and the slots of
-    the unit in each state.
+    `owner_of_row`, `units` and `slots` have a row for each owner of each shared unit, ascending by owner: index in
+    `owners`, unit, and number of the unit's slots in each state.
     """
     shared = np.split(units, np.searchsorted(owner_of_row, np.arange(1, len(owners))))
     groups = _sharing([each.tolist() for each in shared])
@@ -136,14 +136,14 @@ def _groups(owners: Sequence[Owner], owner_of_row: Units, units: Units, slots: S
 
 
 def units_of(session: Session, request: int) -> Units:
-    """Return the units that `request` holds, counted from 0, in address order."""
+    """Return the indices, from 0, of the units that `request` holds, in address order."""
     return np.unique(session.replay.block_table(request)[1]) - session.replay.first_unit
 
 
 def _sharing(shared: Sequence[Sequence[int]]) -> list[list[int]]:
     """Return groups of owners. Owners that share a unit, directly or through others, are in one group.
 
-    `shared` has the units of each owner that others hold as well.
+    For each owner, `shared` lists the units that other owners hold as well.
     """
     # The key of a group is one of its shared units, or a negative number for an owner alone.
     group_of: dict[int, int] = {}  # key of the group of each shared unit
@@ -165,9 +165,9 @@ def largest_owner(found: Sequence[OwnerGroup]) -> Owner | None:
 
 
 def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: str) -> str:
-    """Describe the held memory in one line: requests, the largest one, the units that sharing saves, the free share.
+    """Describe the held memory in one line: number of requests, the largest one, units saved by sharing, free share.
 
-    Texts are shortened or left out to fit into `width` characters.
+    Texts are shortened or left out to fit into `width` characters. They are separated by `dot`. `found` has all owners.
     """
     unit = session.unit_name
     shared, saved = _shared_and_saved(found)
@@ -186,8 +186,8 @@ def owners_line(session: Session, found: Sequence[OwnerGroup], width: int, dot: 
 def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None, width: int, dot: str) -> list[str]:
     """Return the two lines below the pool in physical order, which tell how the held memory is scattered.
 
-    The first line is about the request `lit`, which has a colour of its own, and the request with the most tokens. The
-    second is about all requests and about sharing.
+    The first line is about `lit`, the only request in colour (None: no request is), and the request with the most
+    tokens. The second is about all requests and about sharing. Parts are separated by `dot`.
     """
     shared, saved = _shared_and_saved(found)
     largest = largest_owner(found)

@@ -52,8 +52,10 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
     )
 
 
-def lack(session: Session) -> str:
-    """Return the reason for preemptions: no free block, or no free slots behind a reservation that must grow."""
+def preemption_reason(session: Session) -> str:
+    """Return the reason for preemptions: too few blocks, or, without blocks, no free slots after a reservation that
+    must grow.
+    """
     return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 
 
@@ -65,4 +67,4 @@ def preemption_lines(session: Session, request: int) -> list[tuple[str, str]]:
     when = seconds(float(session.times_s[found.frame]), session.player.duration_s / 1000)
     lost = f"{plural(found.num_units, session.unit_name)}, {plural(found.num_tokens, 'token')}"
     gave_way = [("gave way to", listed(found.takers, "request", " and "))] if found.takers else []
-    return [("at", when), ("because", lack(session)), *gave_way, ("lost", lost)]
+    return [("at", when), ("because", preemption_reason(session)), *gave_way, ("lost", lost)]

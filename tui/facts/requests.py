@@ -44,7 +44,7 @@ class RequestFacts:
 
 
 def request_facts(session: Session, request: int) -> RequestFacts:
-    """Return the facts of `request` at the current frame."""
+    """Collect what the inspector shows of `request`, as of the current frame."""
     replay, requests = session.replay, session.recording.requests
     _, addresses = replay.block_table(request)
     holds = len(addresses) > 0
@@ -182,8 +182,8 @@ def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
 
 
 def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[str, str]]:
-    """Return, as label and value, the slots after a request's known tokens: written by the step in flight, and
-    unwritten.
+    """Return the number of slots after a request's known tokens, as label and value: those that the step in flight
+    writes, and unwritten ones.
 
     Empty without speculative decoding.
     """

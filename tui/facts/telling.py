@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRuns
     from ..playback.session import Session
 
-_NOTICED = 1.05
-"""Smallest ratio of two durations for which the part that is due to memory is computed."""
+_LEAST_RATIO_EXPLAINED = 1.05
+"""If the ratio of two durations is smaller, the part of it that is due to memory is not computed."""
 _LEAST_FACTOR_OF_ONE_DECIMAL: Final = 1.1
-_NONE_LEFT: Final = 1.05
+_EQUAL_SPEED_RATIO: Final = 1.05
 """If two runs with ample memory differ in speed by less than this ratio, they count as equally fast."""
 _FULL_FREE_SHARE: Final = 0.01
 """Share of the pool below which free memory counts as none."""
@@ -75,7 +75,7 @@ def story_of_comparison(comparison: ComparedRuns) -> Story:
     """Return the story of a comparison: how much longer than the fastest run each run takes, and the mean batch of
     each.
 
-    The part of a ratio that is due to memory follows it, if known.
+    Each ratio is followed by the factor that is due to memory, if known.
     """
     fast, *rivals = comparison.lanes
     fast_s = fast.session.player.duration_s
@@ -109,7 +109,7 @@ class Gap:
 
 
 def gap_of(comparison: ComparedRuns, number: int) -> Gap:
-    """Return the gap between lane `number` and the fastest lane."""
+    """Return the gap between the run at index `number` of `comparison.lanes` and the fastest run."""
     words = duration(comparison.lanes[number].session.player.duration_s)
     if not comparison.fastest_first or comparison.lanes[0].session.player.duration_s <= 0:
         return Gap(duration=words)
@@ -126,7 +126,7 @@ def _reason_words(comparison: ComparedRuns, number: int) -> str:
         return ""
     if by_memory == _duration_ratio(comparison, number):
         return "memory alone"
-    if by_memory >= _NONE_LEFT:
+    if by_memory >= _EQUAL_SPEED_RATIO:
         return f"memory {_times(by_memory)} of it"
     return "padding, not memory" if _is_static(comparison, number) else "not memory"
 
@@ -137,7 +137,7 @@ def _factor_with_reason(comparison: ComparedRuns, number: int) -> str:
 
 
 def _factor_in_short(comparison: ComparedRuns, number: int) -> str:
-    """Return `_factor_with_reason` with the reason in one or two words."""
+    """Return the duration ratio of a run, with a reason of one or two words in brackets if it is known."""
     factor = _factor_with_reason(comparison, number)
     return factor.replace(" alone)", ")").replace(", not memory)", ")").replace(" of it)", ")")
 
@@ -157,16 +157,16 @@ def _is_static(comparison: ComparedRuns, number: int) -> bool:
 def _ratio_by_memory(comparison: ComparedRuns, number: int) -> float | None:
     """Return the factor by which `_duration_ratio` would shrink if both runs had ample memory; None if unknown.
 
-    It is the whole gap if both runs are about equally fast with ample memory.
+    If both runs are about equally fast with ample memory, the factor is `_duration_ratio` itself.
     """
     slow, fast = comparison.lanes[number].session, comparison.lanes[0].session
     gap = _duration_ratio(comparison, number)
-    if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1] or gap < _NOTICED:
+    if not comparison.ample_tokens_per_s or slow.served[-1] != fast.served[-1] or gap < _LEAST_RATIO_EXPLAINED:
         return None
     left = comparison.ample_tokens_per_s[0] / comparison.ample_tokens_per_s[number]
     if left <= 0:
         return None
-    return gap if left < _NONE_LEFT else gap / left
+    return gap if left < _EQUAL_SPEED_RATIO else gap / left
 
 
 def _full_span(session: Session) -> list[str]:
@@ -188,7 +188,7 @@ def _mean_waiting_words(session: Session) -> list[str]:
 
 
 def _held_back_by(session: Session) -> list[str]:
-    """Return the scheduler limit for which most requests wait, in words; empty if hardly any request waits for one."""
+    """Return a text on the scheduler limit for which most requests wait, alone in a list; empty if hardly any waits."""
     meta, steps = session.recording.meta, session.recording.steps
     limits = Limits.of(meta.policy, meta.engine)
     if limits is None:
@@ -223,8 +223,8 @@ def judged(session: Session, story: Story) -> Story:
 def begin_story(session: Session, *, playing: bool) -> Story:
     """Return the story of a run, and move the session to the story's moment.
 
-    If the run is `playing`, the session begins shortly before that moment. It follows the request that is preempted at
-    that moment, or else the newest running one.
+    If the run is `playing`, the session begins shortly before that moment. The session follows the request that is
+    preempted at that moment, or else the newest running one.
     """
     story, player = judged(session, story_of(session)), session.player
     player.go_to_frame(story.frame)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
     """Return the facts about a unit's node as labels and values; empty without a tree, or if the unit is free.
 
-    A node consists of consecutive entries of one block table that are all cached, or all have the same number of
-    holders.
+    A node consists of consecutive entries of one block table. They are all cached; or none is, and all have the same
+    number of holders.
     """
     replay, meta = session.replay, session.recording.meta
     if meta.policy_name != "radix" or not meta.prefix_caching:

@@ -42,7 +42,7 @@ class TreeNode:
     holders: list[int] = field(default_factory=list)
     """Rows of the requests that hold the node."""
     children: list[TreeNode] = field(default_factory=list)
-    num_below: int = 0
+    num_units_in_branch: int = 0
     """Number of units of the node and its descendants."""
 
     @property
@@ -53,7 +53,7 @@ class TreeNode:
 
 @dataclass(frozen=True, slots=True)
 class Retraction:
-    """Units that the last retraction cost. SGLang calls a preemption a retraction."""
+    """Last retraction, as SGLang calls a preemption, and the units that it cost."""
 
     frame: int
     request: int
@@ -66,7 +66,7 @@ class Retraction:
 
 @dataclass(frozen=True, slots=True)
 class RadixTree:
-    """All nodes at one frame. A parent precedes its children, and larger branches come first."""
+    """All nodes at one frame. A parent precedes its children, and branches with more units come first."""
 
     nodes: tuple[TreeNode, ...]
     last_retraction: Retraction | None
@@ -135,7 +135,7 @@ class _Units:
         """Event number of each unit's last use; row of the request whose table the unit entered last."""
 
     def _enter(self, seq: int, request: int, position: int, first: int, length: int) -> None:
-        """Enter `length` units from `first` on into the table of `request`, from `position` on."""
+        """Write units `first` to `first + length - 1` to the table of `request`, from index `position` on."""
         table, end = self.tables.setdefault(request, []), first + length
         table[position : position + length] = range(first, end)
         if position + length < len(table):  # a copy in the tree replaces units of the table; later units follow it now
@@ -190,9 +190,9 @@ def _count_units_below_and_sort(top: list[TreeNode]) -> None:
     for node in ordered:  # the list grows during the iteration, until it contains all descendants
         ordered += node.children
     for node in reversed(ordered):
-        node.num_below = node.num_units + sum(child.num_below for child in node.children)
-        node.children.sort(key=lambda child: -child.num_below)
-    top.sort(key=lambda node: -node.num_below)
+        node.num_units_in_branch = node.num_units + sum(child.num_units_in_branch for child in node.children)
+        node.children.sort(key=lambda child: -child.num_units_in_branch)
+    top.sort(key=lambda node: -node.num_units_in_branch)
 
 
 def _last_retraction(session: Session) -> Retraction | None:

@@ -56,7 +56,11 @@ def _counted(state: SlotState, number: int) -> str:
 
 
 def _tokens_held(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
-    """Return which tokens of the prompt or answer a unit holds, counted from 1, as label and value."""
+    """Return which tokens of the prompt or answer a unit holds, as label and value.
+
+    `begin` is the index, from 0, of the unit's first token, and `length` the number of its tokens. The text counts from
+    1.
+    """
     prompt, end = int(session.recording.requests.prompt_tokens[request]), begin + length
     if end <= 0:
         return "its row", "before the prompt"

@@ -1,4 +1,4 @@
-"""Figures of captions that need computations beside the lesson's runs: images, and requests with drafts."""
+"""Numbers in captions that need simulations of their own: of an image, and of the lesson's requests with drafts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ _NUM_DRAFTS = 3
 _MIB = 1 << 20
 
 
-def figure_beside(kind: str, what: str, recording: Recording) -> str | None:
-    """Return the figure `what` of the lesson's image if `kind` is "image", otherwise of `recording` with drafts.
+def simulated_figure(kind: str, what: str, recording: Recording) -> str | None:
+    """Return the number `what`, such as `tokens`, about the lesson's image if `kind` is "image"; otherwise about the
+    requests of `recording` with drafts.
 
     None if `what` is unknown.
     """
@@ -60,7 +61,8 @@ def _image_figures() -> dict[str, str]:
 
 
 def _draft_figure(recording: Recording, what: str) -> str | None:
-    """Return a figure of the requests of `recording` with three draft tokens a step, in a pool of as many blocks.
+    """Return a figure of the requests of `recording` with three draft tokens a step, in a pool of the same number of
+    blocks.
 
     `what` is SHARE_FIGURE, such as `none_earlier`. SHARE tells how many drafts are accepted: `none` or `most`. FIGURE
     is `earlier`, the number of steps by which the first preemption is earlier than without drafts, or `time`, the time
@@ -76,7 +78,7 @@ def _draft_figure(recording: Recording, what: str) -> str | None:
     return f"{first - sooner:,}"
 
 
-class Drafted(NamedTuple):
+class DraftResult(NamedTuple):
     """Result of the lesson's requests, with drafts or without."""
 
     name: str
@@ -87,13 +89,13 @@ class Drafted(NamedTuple):
     session: Session
 
 
-def with_drafts(recording: Recording) -> list[Drafted]:
+def with_drafts(recording: Recording) -> list[DraftResult]:
     """Return the results of the requests of `recording` without drafts, and with three drafts a step."""
     runs = {"this lesson, no drafts": recording} | {
         f"3 drafts a step, {words} right": _drafted(recording, _ACCEPTANCE[how])
         for how, words in (("none", "none"), ("most", "7 of 10"))
     }
-    return [Drafted(name, _first_preemption(run), run.duration_s, Session(run)) for name, run in runs.items()]
+    return [DraftResult(name, _first_preemption(run), run.duration_s, Session(run)) for name, run in runs.items()]
 
 
 def _first_preemption(recording: Recording) -> int:

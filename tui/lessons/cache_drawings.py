@@ -29,18 +29,17 @@ _STATES: Final = (
     (SlotState.CACHED, "kept, no request uses it"),
     (SlotState.FREE, "free"),
 )
-_FREED: Final = 18
+_FREE_COUNT_WIDTH: Final = 18
 """Width in characters of the number of free slots beside a bar of the memory."""
 
 
 def hits(
     found: Sequence[tuple[int, Sequence[float]]], labels: Sequence[str], width: int, symbols: Symbols, height: int
 ) -> Lines:
-    """Draw the shares of prompt tokens found in the cache: for each size of the memory in `found`, a bar for each
-    label.
+    """Draw the shares of prompt tokens found in the cache: for each size of the memory, a bar for each run.
 
-    An item of `found` is a size in tokens, and a share for each label. The longest bar takes the whole width. An empty
-    line separates sizes if `height` has room.
+    An item of `found` is a size in tokens, and the share of each run; `labels` are the labels of the runs. The longest
+    bar takes the whole width. An empty line separates sizes if `height` has room.
     """
     pen, lines = Pen(symbols), list[list[Segment]]()
     room, most = max(width - _LABEL - _SIZE - 8, 8), max(max(shares) for _, shares in found) or 1.0
@@ -63,8 +62,8 @@ def hits(
 def tree(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the nodes of the radix tree, indented below their parents: slots, holders, and the order of eviction.
 
-    The last line counts the slots that are in no node, or the nodes that do not fit into `height` lines. If there is
-    room, an empty line precedes each node without a parent, and bars are thick.
+    The last line counts the nodes that do not fit into `height` lines; if all fit, the slots that are in no node. If
+    there is room, an empty line precedes each node without a parent, and bars are thick.
     """
     pen, found, states = Pen(symbols), tree_at(session), symbols.palette.states
     most, room = max(node.num_units for node in found.nodes), max(width - _NODE - _PART - 42, 8)
@@ -145,7 +144,10 @@ def found_prompt(
 
 
 def around_eviction(session: Session, width: int, symbols: Symbols, thick: int) -> Lines:
-    """Draw the slots of the memory by state, now and one step later: a key, and two bars of `thick` lines."""
+    """Draw the slots of the memory by state, in this step, which evicts a leaf, and in the next.
+
+    A legend precedes two bars of `thick` lines.
+    """
     pen = Pen(symbols)
     key = [pen.text("the memory".ljust(_LABEL))]
     for state, words in _STATES:
@@ -155,7 +157,7 @@ def around_eviction(session: Session, width: int, symbols: Symbols, thick: int) 
     for label, at in (("now", frame), ("one step later", min(frame + 1, session.player.last_frame))):
         slots = session.slots[at]
         words = f" {int(slots[SlotState.FREE]):,} slots free"
-        bar = pen.states(slots, max(width - _LABEL - _FREED, 8))
+        bar = pen.states(slots, max(width - _LABEL - _FREE_COUNT_WIDTH, 8))
         line, blank = [pen.text(label.ljust(_LABEL)), *bar, pen.text(words)], [pen.text(" " * _LABEL), *bar]
         lines += [line if nth == (thick - 1) // 2 else blank for nth in range(thick)]
         lines += [[]] * (at == frame)

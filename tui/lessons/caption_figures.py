@@ -29,8 +29,8 @@ from kvsim.memory.waste import SlotState
 
 from ..facts.tree_nodes import has_tree, tree_at
 from ..look.wording import gib, milliseconds, percent
-from ..pool.host_blocks import Transfer, owners_of
-from .beside_figures import figure_beside
+from ..pool.host_blocks import HostBlockState, owners_of
+from .beside_figures import simulated_figure
 from .request_figures import layer_figures, request_figures
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     from ..facts.step_cost import StepCost
     from ..playback.session import RowsNow, Session
-    from .run_drawings import Remedied
+    from .run_drawings import RemedyResult
 
 _FIELD = re.compile(r"\{([^{}]*)\}")
 _NAMES_SHOWN = 6
@@ -62,13 +62,14 @@ class Figures:
         ladder: Callable[[], Sequence[RungResult]],
         found: Callable[[], Sequence[tuple[int, Sequence[float]]]],
         fleets: Mapping[str, FleetTotals] | None = None,
-        remedies: Callable[[], Sequence[Remedied]] = tuple,
+        remedies: Callable[[], Sequence[RemedyResult]] = tuple,
     ) -> None:
         """`others` are all runs by label, `cost` is the cost of a step, and `fleets` has the totals of each fleet by
         label.
 
-        The other arguments are functions that simulate, called only if a caption needs them: `ladder` returns the
-        rungs, `found` the prefix-hit shares of each run by size of the memory, `remedies` the remedies.
+        The other arguments are functions that simulate, called only if a caption needs them. `ladder` returns results
+        of servers, each with one more optimization than the one before. `found` returns sizes of the memory in tokens,
+        each with the prefix-hit share of every run. `remedies` returns results with each remedy against preemptions.
         """
         self._session = session
         self._others = others
@@ -95,7 +96,7 @@ class Figures:
             case ["layers", what]:
                 found = layer_figures(self._session).get(what)
             case ["image" | "drafts" as kind, what]:
-                found = figure_beside(kind, what, self._session.recording)
+                found = simulated_figure(kind, what, self._session.recording)
             case ["host" | "tree" as kind, what]:
                 found = (self._host() if kind == "host" else self._tree()).get(what)
             case ["now", what]:
@@ -172,7 +173,7 @@ class Figures:
     def _tree(self) -> dict[str, str]:
         """Return figures of the radix tree; empty without a tree.
 
-        `nodes` is their number, and `leaves` the number of leaves that can be evicted. `first` is the number of slots
+        `nodes` is the number of nodes, and `leaves` that of leaves that can be evicted. `first` is the number of slots
         of the leaf that is evicted first, or "none".
         """
         if not has_tree(self._session):
@@ -184,7 +185,8 @@ class Figures:
     def _host(self) -> dict[str, str]:
         """Return numbers of blocks in host memory: capacity (`slots`), `kept` there, `going` there and `coming` back.
 
-        `kept_of` and `going_of` name the requests that own the kept blocks and those on their way.
+        `kept_of` names the requests that own kept blocks, and `going_of` those that own blocks on their way to the
+        host.
         """
         host, replay = self._session.host, self._session.replay
         if host is None:
@@ -192,7 +194,7 @@ class Figures:
         going, coming = host.copying_at(replay.frame, after_output=replay.after_output)
         kept = int(host.used[replay.frame]) - going
         numbers = {"kept": kept, "slots": host.num_slots, "going": going, "coming": coming}
-        owners = {"kept_of": Transfer.KEPT, "going_of": Transfer.GOING}
+        owners = {"kept_of": HostBlockState.KEPT, "going_of": HostBlockState.STORING}
         return {name: f"{number:,}" for name, number in numbers.items()} | {
             name: " and ".join(owners_of(self._session, which)) for name, which in owners.items()
         }
@@ -215,7 +217,10 @@ class Figures:
 
     @staticmethod
     def _served(session: Session) -> dict[str, str]:
-        """Return figures of a run: requests, blocks and progress. `step_ms` is the mean duration of a step."""
+        """Return figures of a run, by their names in captions: requests, blocks and progress up to the current frame.
+
+        `step_ms` is the mean duration of a step.
+        """
         frame, time_s = session.player.frame, session.player.clock_s
         waiting = [session.request_name(row) for row in session.replay.waiting_requests()[:_NAMES_SHOWN].tolist()]
         served, total = int(session.served[frame]), int(session.served[-1])
@@ -298,7 +303,7 @@ class Figures:
 
 
 def _fleet(totals: FleetTotals) -> dict[str, str]:
-    """Return the totals of a fleet as texts.
+    """Return the totals of a fleet as texts, by their names in captions.
 
     `hits` and `one_pool` are percentages of prompt tokens. `one_pool` is the hit rate if all servers shared one endless
     cache.
@@ -314,9 +319,9 @@ def _fleet(totals: FleetTotals) -> dict[str, str]:
     }
 
 
-def _remedy(one: Remedied) -> dict[str, str]:
+def _remedy(one: RemedyResult) -> dict[str, str]:
     return {
         "total_time": milliseconds(one.duration_s),
-        "twice": f"{one.tokens_twice:,}",
+        "twice": f"{one.recomputed_tokens:,}",
         "wait": milliseconds(one.longest_wait_s),
     }

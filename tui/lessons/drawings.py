@@ -44,14 +44,16 @@ class Drawing(Enum):
     TABLE = "table"
     """Block table of the followed request."""
     LADDER = "ladder"
-    """Throughput of each server of the ladder, and what its improvement costs."""
+    """Throughput of servers that each have one more optimization than the one before, and what each optimization costs.
+    """
     MEMORY = "memory"
-    """Throughput of three rungs with the lesson's memory and with memory for all requests, and how the memory was used.
+    """Throughput of the second to fourth of these servers with the lesson's memory and with memory for all requests,
+    and how the memory was used.
     """
     HITS = "hits"
     """Share of prompt tokens that each run finds in its cache, by the size of the memory."""
     FLEETS = "fleets"
-    """Hits, times, imbalance and memory held twice of each fleet."""
+    """Prefix hits, times and imbalance of each fleet, and the prefixes that it holds twice."""
     REMEDIES = "remedies"
     """Time, tokens computed twice and waits with each remedy against preemptions."""
     DRAFTS = "drafts"
@@ -84,7 +86,7 @@ _RUNG: Final = 26
 _COUNT: Final = 14
 _VALUE: Final = 21
 """Width in characters of the text behind a bar, in the drawing of memory."""
-_WHAT, _WHO = 26, 17
+_FIGURE_NAME_WIDTH, _FLEET_NAME_WIDTH = 26, 17
 """Widths in characters of the names of figures and of fleets, in the drawing of fleets."""
 _PHASES: Final = ("image encoded", "image read", "text read", "answer")
 
@@ -143,9 +145,10 @@ def holders(session: Session, width: int, symbols: Symbols, height: int) -> Line
 
 
 def ladder(climbed: Sequence[RungResult], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the throughput of each server of a ladder as a bar. Each one has one improvement more than the one before.
+    """Draw the throughput of each server of `climbed` as a bar. Each server has one more optimization than the one
+    before.
 
-    A bar has its gain and, if `height` has room, its cost and a gap.
+    Beside a bar is its gain over the bar above. If `height` has room, the cost of the optimization follows, and a gap.
     """
     pen, most = Pen(symbols), max(rung.tokens_per_s for rung in climbed)
     room, per_rung = max(width - _RUNG - 26, 8), height // len(climbed)
@@ -179,8 +182,8 @@ def _rung_name(rung: str) -> str:
 def memory(
     climbed: Sequence[RungResult], sessions: Sequence[Session], width: int, symbols: Symbols, height: int
 ) -> Lines:
-    """Draw two bars for each of the servers 2 to 4 of a ladder: tokens a second with the lesson's memory, and with
-    memory for all requests.
+    """Draw two bars for each of the second to fourth server of `climbed`: tokens a second with the lesson's memory, and
+    with memory for all requests.
 
     The bars of servers 2 and 3 end with the ratio of server 4's throughput to theirs. Below, a bar for each of
     `sessions` shows the mean number of slots in each state. Bars are thick if `height` has room.
@@ -243,7 +246,7 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
 
     If `height` has room, an empty line separates these figures, and bars are thick.
     """
-    pen, room = Pen(symbols), max(width - _WHAT - _WHO - 12, 8)
+    pen, room = Pen(symbols), max(width - _FIGURE_NAME_WIDTH - _FLEET_NAME_WIDTH - 12, 8)
     first = next(iter(totals.values()))
     found = {label: one.prefix_hit_rate for label, one in totals.items()}
     one_pool = {"one endless pool": first.one_pool_hit_tokens / max(first.prefix_queried_tokens, 1)}
@@ -275,8 +278,8 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
             color = symbols.palette.kinds[nth % 2] if label in totals else symbols.palette.free_glyph
             what = (title, remark, "")[nth]
             bar = [
-                pen.text(what.ljust(_WHAT), weak=nth > 0),
-                pen.text(label[: _WHO - 1].ljust(_WHO)),
+                pen.text(what.ljust(_FIGURE_NAME_WIDTH), weak=nth > 0),
+                pen.text(label[: _FLEET_NAME_WIDTH - 1].ljust(_FLEET_NAME_WIDTH)),
                 pen.bar(value / most, room, color),
                 pen.text(f" {words(value):>11}"),
             ]
@@ -285,8 +288,8 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
 
 
 def image(num_tokens: int, cache_tokens: int, block_slots: int, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the tokens of an image in KV-cache blocks and in the encoder cache on one scale, and for how long both hold
-    them.
+    """Draw the tokens of an image in KV-cache blocks and in the encoder cache on one scale, and for how long the
+    blocks and the cache hold the image.
 
     Thin strokes show free slots. Bars are thick if `height` has room.
     """

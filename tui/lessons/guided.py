@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
 
 _frame = attrgetter("frame")
-_MORE, _WATERMARK = 1.5, 0.4
-"""Remedies: a factor on the memory, and the share of the pool that stays free when a request is admitted."""
+_POOL_FACTOR, _WATERMARK = 1.5, 0.4
+"""Settings of two remedies: the factor on the memory, and the share of the pool that an admission leaves free."""
 _LEAST_AROUND = 4
-"""Least number of lines for the drawing of an eviction: a key, two bars and a gap."""
+"""Least number of lines for the drawing of an eviction: a legend, two bars and a gap."""
 _MOST_BAR_LINES = 4
 _MEMORY_FACTORS = (0.75, 0.875, 1.0, 1.125, 1.25, 1.5, 2.0)
 
@@ -67,13 +67,14 @@ class Guided:
     """The runs of `lesson`, and its captions in order of their frames.
 
     Raises:
-        LessonError: a run fails, a caption's moment never comes or is that of another caption, or a figure is unknown.
+        LessonError: a run fails, a caption's moment never comes, two captions have the same moment, or a figure is
+            unknown.
     """
 
     def __init__(self, lesson: Lesson) -> None:
         self.lesson = lesson
         self.fleets: dict[str, FleetTotals] = {}
-        """Sums over the servers of each fleet, by the fleet's label."""
+        """Totals over all servers of each fleet, by the fleet's label."""
         self._servers: dict[str, list[Recording]] = {}
         recordings = [self._simulate(run) for run in lesson.runs]
         self.comparison: ComparedRuns | None = None
@@ -87,7 +88,7 @@ class Guided:
             self.sessions = [Session(recordings[0])]
         self.player = self.comparison.player if self.comparison else self.sessions[0].player
         self._climbed: list[RungResult] = []
-        self._tried: list[run_drawings.Remedied] = []
+        self._tried: list[run_drawings.RemedyResult] = []
         self._found: list[tuple[int, list[float]]] = []
         captions = sorted((self._caption(spec) for spec in lesson.captions), key=lambda caption: caption.frame)
         if lesson.try_this:
@@ -193,8 +194,8 @@ class Guided:
         return lines
 
     def _tree(self, caption: Caption, width: int, symbols: Symbols, height: int) -> Lines:
-        """Return the radix tree and, if there is room, what was found of the followed request's prompt, or the next
-        eviction.
+        """Return the radix tree. If there is room, what was found of the followed request's prompt follows; if no
+        request is followed, the next eviction.
         """
         session = next(session for session in self.sessions if has_tree(session))
         if cache_drawings.num_lines(session) + 3 > height:  # the nodes come first
@@ -254,7 +255,10 @@ class Guided:
         return replace(policy, cache=replace(policy.cache, **link))
 
     def climb(self) -> list[RungResult]:
-        """Return the rungs of the ladder for the lesson's requests, machine and limits."""
+        """Return the results of servers for the lesson's requests, each with one more optimization than the one before.
+
+        The first call simulates them.
+        """
         if not self._climbed:
             policies = [run.policy for run in self.lesson.runs]
             paged = next((policy for policy in policies if isinstance(policy, Paged)), Paged())
@@ -285,7 +289,7 @@ class Guided:
                 self._found.append((on.kv_bytes // lesson.model.kv_bytes_per_token, shares))
         return self._found
 
-    def remedies(self) -> list[run_drawings.Remedied]:
+    def remedies(self) -> list[run_drawings.RemedyResult]:
         """Return the results of the lesson's requests with each remedy, and without one."""
         if not self._tried:
             lesson, machine = self.lesson, self._machine(self._step_times())
@@ -295,7 +299,7 @@ class Guided:
             careful = replace(paged, cache=replace(paged.cache, watermark=_WATERMARK))
             least = 0  # computed tokens of the first remedy, with memory for all: no token is computed twice
             for name, policy, factor in (
-                (f"memory for all, {_MORE:g} times", paged, _MORE),
+                (f"memory for all, {_POOL_FACTOR:g} times", paged, _POOL_FACTOR),
                 ("as it is", paged, 1.0),
                 (f"at most {len(lesson.workload) - 1} at a time", fewer, 1.0),
                 (f"watermark {_WATERMARK:.0%}", careful, 1.0),
@@ -307,7 +311,7 @@ class Guided:
                 waits_s = requests.first_scheduled_s - requests.arrival_s
                 last_s, wait_s = float(requests.finished_s.max()), float(waits_s.max())
                 session = Session(simulate(lesson.workload, policy, on, refuse_misfits=True))
-                self._tried.append(run_drawings.Remedied(name, last_s, computed - least, wait_s, factor, session))
+                self._tried.append(run_drawings.RemedyResult(name, last_s, computed - least, wait_s, factor, session))
         return self._tried
 
     def _caption(self, spec: CaptionSpec) -> Caption:

@@ -29,7 +29,7 @@ class LessonRun:
     route: str = ""
     """Name of the fleet's router; empty without a fleet."""
     server: int = 0
-    """Number of the server in its fleet."""
+    """Index, from 0, of the server in its fleet; 0 without a fleet."""
     num_servers: int = 1
 
 
@@ -48,9 +48,9 @@ class CaptionSpec:
     run: int
     """Index of the run whose moment and figures are meant."""
     follow: str | None
-    """Id of the request to follow until the next caption, or None."""
+    """Id of the request to follow until the next caption; None to follow none."""
     draws: Drawing | None
-    """Drawing to show until the next caption, or None."""
+    """Drawing to show until the next caption; None for no drawing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +58,11 @@ class Caption:
     """A `CaptionSpec` of a simulated lesson: its moment is a frame, and the names in braces are replaced by values."""
 
     frame: int
-    """Frame of the player that plays the lesson."""
+    """Frame of the lesson's player: of its run, or of its comparison if it has several."""
     title: str
     text: str
     follow: str | None = None
-    """Id of the followed request, or None."""
+    """Id of the followed request; None if none is followed."""
     draws: Drawing | None = None
 
 

@@ -53,7 +53,7 @@ class Pen:
         return Segment("".join(self._full if is_busy else " " for is_busy in busy), Style(color=color))
 
     def part(self, number: int, cells: int, color: str) -> Segment:
-        """Return part `number` of a bar of several parts, `cells` characters long."""
+        """Return the part with index `number`, from 0, of a bar of several parts, `cells` characters long."""
         parts = _PARTS_ASCII if self.symbols.ascii else _PARTS
         return Segment((self._full if self.symbols.color else parts[number]) * cells, Style(color=color))
 
@@ -74,7 +74,7 @@ class Pen:
     def _tall(self, segment: Segment, *, is_first: bool, has_text: bool) -> Segment:
         """Return one line of `segment` in a thick bar.
 
-        An eighth above the bar is free in the first line only. A text is blank except in the line with `has_text`.
+        The upper eighth of a bar's first line is empty. Texts are only in the line with `has_text`.
         """
         bars = set(self._full + self.symbols.right[1:2] + (_PARTS_ASCII if self.symbols.ascii else _PARTS))
         if not set(segment.text) & bars or set(segment.text) - bars - {" "}:

@@ -24,7 +24,9 @@ _MOST_BLOCKS_LISTED = 12
 
 
 def request_figures(session: Session, name: str) -> dict[str, str]:
-    """Return all figures of the request with the id `name` at the current frame; empty if the id is unknown."""
+    """Return the figures of the request with the id `name` at the current frame, by their names in captions; empty if
+    the id is unknown.
+    """
     requests, replay = session.recording.requests, session.replay
     rows = np.flatnonzero(requests.id == name)
     if not len(rows):
@@ -67,7 +69,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
 
 
 def layer_figures(session: Session) -> dict[str, str]:
-    """Return the figures of the kinds of layers; empty for a model without sliding windows."""
+    """Return the figures of the kinds of layers, by their names in captions; empty without sliding windows."""
     pool, kinds = session.recording.meta.pool, layer_kinds(session.replay)
     windows = [kind for kind in kinds if kind.group.window is not None]
     if not windows:

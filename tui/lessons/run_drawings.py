@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ..look.states import Symbols
     from ..playback.session import Session
-    from .beside_figures import Drafted
+    from .beside_figures import DraftResult
 
 _NAME_WIDTH: Final = 3
 _REMEDY: Final = 26
@@ -32,13 +32,13 @@ _DRAFTS: Final = 27
 _BAR: Final = "▆"
 
 
-class Remedied(NamedTuple):
-    """The lesson's requests on a changed server."""
+class RemedyResult(NamedTuple):
+    """Results of the lesson's requests on a server with one remedy against preemptions, or with none."""
 
     name: str
     duration_s: float
     """Seconds until the last answer."""
-    tokens_twice: int
+    recomputed_tokens: int
     """Tokens that were computed again after a preemption."""
     longest_wait_s: float
     """Longest time in seconds from an arrival to the request's first step."""
@@ -47,7 +47,7 @@ class Remedied(NamedTuple):
     session: Session
 
 
-def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols, height: int) -> Lines:
+def remedies(tried: Sequence[RemedyResult], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the time until the last answer with each remedy as a bar, with the remedy's cost below.
 
     If `height` has room, each bar is replaced by a line for each request that shows when it waits and runs.
@@ -67,15 +67,15 @@ def remedies(tried: Sequence[Remedied], width: int, symbols: Symbols, height: in
     return lines
 
 
-def _costs(remedy: Remedied, symbols: Symbols) -> tuple[str, ...]:
+def _costs(remedy: RemedyResult, symbols: Symbols) -> tuple[str, ...]:
     return (
-        f"{plural(remedy.tokens_twice, 'token')} computed twice",
+        f"{plural(remedy.recomputed_tokens, 'token')} computed twice",
         f"longest wait to start {milliseconds(remedy.longest_wait_s)}",
         f"memory {symbols.times}{remedy.memory:g}",
     )
 
 
-def _schedules(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines:
+def _schedules(tried: Sequence[RemedyResult], width: int, symbols: Symbols) -> Lines:
     pen, end_s, room = Pen(symbols), max(remedy.duration_s for remedy in tried), max(width - _NAME_WIDTH, 1)
     lines: Lines = []
     for remedy in tried:
@@ -88,7 +88,7 @@ def _schedules(tried: Sequence[Remedied], width: int, symbols: Symbols) -> Lines
     return [*lines, _time_axis(end_s, None, room, pen)]
 
 
-def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) -> Lines:
+def drafts(tried: Sequence[DraftResult], width: int, symbols: Symbols, height: int) -> Lines:
     """Draw the steps before the first preemption, with drafts and without, and the times until the last answer.
 
     If `height` has room, columns below each bar show the blocks that requests hold, on the same axis of steps.
@@ -110,8 +110,8 @@ def drafts(tried: Sequence[Drafted], width: int, symbols: Symbols, height: int) 
     return lines
 
 
-def _held_over_steps(result: Drafted, most: int, room: int, num_lines: int, pen: Pen) -> Lines:
-    """Draw the held share of the pool as columns over `most` steps, with a mark where the pool runs out."""
+def _held_over_steps(result: DraftResult, most: int, room: int, num_lines: int, pen: Pen) -> Lines:
+    """Draw the held share of the pool as columns over an axis of `most` steps, with a mark where the pool runs out."""
     session, palette = result.session, pen.symbols.palette
     steps = np.arange(room) * most // room
     held = session.capacity - session.slots[:, [SlotState.FREE, SlotState.CACHED]].sum(axis=1)
@@ -140,7 +140,7 @@ def timetable(session: Session, end_s: float, clock_s: float, width: int, symbol
 
 
 def _time_axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segment]:
-    """Return the times at both ends of the axis, and the clock's time at its column, where it may cover an end."""
+    """Return the times at both ends of the axis, and the clock's time at its column, possibly over an end."""
     end = duration(end_s)
     line = "0".ljust(room - len(end)) + end
     if clock_s is None:

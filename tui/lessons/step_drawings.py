@@ -26,7 +26,7 @@ _PARTS: Final = ("weights", "keys and values", "other GPU work", "host")
 
 
 def reads(costs: Sequence[StepCost], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw what the last of the steps `costs` reads, and the parts of the time of every step, on one axis of time.
+    """Draw the bytes that the last step of `costs` reads, and the parts of the time of every step, on one axis of time.
 
     Bars are thick if `height` has room.
     """
@@ -90,7 +90,8 @@ def _ms(time_s: float) -> str:
 
 
 def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the host and the GPU during one step, launched in both ways, on one axis of time.
+    """Draw the host and the GPU during one step on one axis of time: launched kernel by kernel, and as a captured
+    graph.
 
     If `height` has room, bars are thick, and the axis has numbers.
     """
@@ -113,7 +114,8 @@ def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines
 
 
 def _busy_bars(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
-    """Draw the busy times of host and GPU during a step, without the host's few microseconds after it.
+    """Draw the busy times of host and GPU during a step, without the host's few microseconds after it, on an axis of
+    `most_s` seconds.
 
     Only the sum of the GPU's busy time between its first and last kernel is known, so busy columns are spread evenly.
     """

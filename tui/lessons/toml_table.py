@@ -62,7 +62,7 @@ class TomlTable:
             raise self.error(key, str(error).rstrip(".")) from error
 
     def has(self, key: str) -> bool:
-        """Tell whether the key is in the table."""
+        """Tell whether `key` is in the table. This does not count as reading it."""
         return key in self._values
 
     def table(self, key: str) -> TomlTable:
@@ -70,7 +70,11 @@ class TomlTable:
         return TomlTable(self._file, self._path_of(key), self._take(key, dict, "a table", None))
 
     def tables(self, key: str) -> list[TomlTable]:
-        """Return the list of tables at `key`, at least one."""
+        """Return the list of tables at `key`.
+
+        Raises:
+            LessonError: there is none.
+        """
         values = self._take(key, list, "a list of tables", None)
         if not values or not all(isinstance(value, dict) for value in values):
             raise self.error(key, f"should be tables, each under [[{key}]]")

@@ -84,7 +84,10 @@ class TrainingRows:
 def _lay(
     builder: RecordingBuilder, extents: list[tuple[int, int, int]], step: int, num_sequences: int, free_slots: int
 ) -> None:
-    """Record a step that writes `extents`: a sequence, then its padding, each as (request, address, length)."""
+    """Record a step that writes `extents`, each (request, address, length): a sequence, then its padding.
+
+    `num_sequences` is the number of all sequences, and `free_slots` that of slots that are free after the step.
+    """
     builder.begin_event()
     for request, address, length in extents:
         builder.append_extent(request, position=0, address=address, length=length, requested=length)

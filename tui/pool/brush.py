@@ -45,7 +45,7 @@ n is the number of written eighths.
 CORNER: Final = 29
 """Shape of a character: the first paint in the upper left quarter, nothing elsewhere.
 
-It is the last character of a unit above a gap.
+It is the last character of a unit that has gaps at its right and below it.
 """
 _GREY_GLYPH_BACKGROUND_SHARE: Final = 0.5
 _SHAPE_SHIFT: Final = 16
@@ -123,7 +123,7 @@ def strong(keys: KeyArray) -> KeyArray:
 
 
 def glyph_paint_color(paint: int, symbols: Symbols) -> str:
-    """Return the colour of a glyph of `paint`. Grey glyphs are darker than grey areas."""
+    """Return the colour of a glyph of `paint`, a number of `paint.py`. Grey glyphs are darker than grey areas."""
     palette = symbols.palette
     color = paint_colors(palette)[paint]
     if paint % DIM == SlotState.FREE:

@@ -13,7 +13,15 @@ from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
 from .brush import BLANK, DIGIT, GLYPH, RIGHT, UP, half_keys, keys_of, reverse
-from .cell_shapes import cut_apart, hairlines_above, ledges, parts, settled, spread, spread_glyphs
+from .cell_shapes import (
+    cut_apart,
+    hairlines_above,
+    keys_of_narrow_cells,
+    ledges,
+    spread,
+    spread_glyphs,
+    with_straight_borders,
+)
 from .cells import Cells
 from .labels import names_every_line, write_names
 from .paint import CURSOR, DIM, EMPTY, ColorBy
@@ -190,10 +198,10 @@ class Canvas:
         if tiling.gap:
             lines[last] = EMPTY if per_character == 2 else BLANK
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
-            lines = lines if tiling.cut else settled(lines)
+            lines = lines if tiling.cut else with_straight_borders(lines)
             lines[last] = ledges(lines[last])
         elif self._has_hairlines:
-            lines = settled(lines)
+            lines = with_straight_borders(lines)
             first = line == tiling.row_edges[row]
             lines[first] = hairlines_above(lines[first], mixed=tiling.tall >= 2)
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
@@ -241,7 +249,7 @@ class Canvas:
         return keys.reshape(-1, self.tiling.columns).repeat(np.diff(self.tiling.column_edges), axis=1)
 
     def _parts(self, cells: IndexArray) -> KeyArray:
-        return parts(self.tiling, self._one_paint(cells))
+        return keys_of_narrow_cells(self.tiling, self._one_paint(cells))
 
     def _halves(self, cells: IndexArray) -> KeyArray:
         rows = self._one_paint(cells).reshape(-1, self.tiling.columns).astype(np.int32)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .tiling import Tiling
 
 _NARROWEST: Final = 2
-"""Width in characters of a cell of one character and a gap."""
+"""Width in characters of the narrowest cell with a gap: one character, and the gap."""
 
 
 def spread(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray, *, hairlines: bool) -> KeyArray:
@@ -64,7 +64,7 @@ def cut_apart(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: Pa
     return keys
 
 
-def parts(tiling: Tiling, paints: PaintArray) -> KeyArray:
+def keys_of_narrow_cells(tiling: Tiling, paints: PaintArray) -> KeyArray:
     """Return the character keys of rows of cells, each `tiling.eighths` wide: shape (rows, characters).
 
     A character shows at most two cells, because no cell is narrower than six eighths.
@@ -82,7 +82,7 @@ def parts(tiling: Tiling, paints: PaintArray) -> KeyArray:
 def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray) -> KeyArray:
     """Return the character keys of rows of cells for terminals without colours: shape (rows, characters).
 
-    Each character is the glyph of the paint that fills most of it.
+    The arguments are those of `spread`. Each character is the glyph of the paint that fills most of it.
     """
     front, back, filled, _, _ = _by_character(tiling, first, second, eighths)
     mostly = np.where(filled >= EIGHTHS // 2, front, back)
@@ -107,11 +107,11 @@ def _by_character(
     return front, back, filled, offset, width
 
 
-def settled(keys: KeyArray) -> KeyArray:
+def with_straight_borders(keys: KeyArray) -> KeyArray:
     """Return `keys` with each border between two paints moved to the nearest edge of a character.
 
     A row of half height shows one paint per character, so a border inside a character would not be straight. A border
-    is moved only if the characters at its sides continue its two paints.
+    is moved only if the character at its left has its left paint, and the one at its right its right paint.
     """
     shape, first, second = parts_of(keys)
     mixed = (shape > RIGHT) & (shape < RIGHT + EIGHTHS) & (first != second) & (keys < 1 << 24)

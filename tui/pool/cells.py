@@ -12,7 +12,7 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 
 from ..look.stack import EIGHTHS
-from .paint import EMPTY, MATTERS, NUM_PAINTS, WRITTEN, importance
+from .paint import ALWAYS_SHOWN_WEIGHT, EMPTY, NUM_PAINTS, WRITTEN, importance
 
 if TYPE_CHECKING:
     from .array_types import IndexArray, PaintArray
@@ -70,7 +70,8 @@ class Cells:
     def _with_written(counts: IndexArray, first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return the two paints of each cell.
 
-        If neither is of written slots, the most frequent written paint replaces the paint of reserved slots.
+        If neither is of written slots, and one is of reserved slots, the most frequent written paint of the cell
+        replaces that one.
         """
         written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
         hidden = counts[np.arange(len(counts)), written] > 0
@@ -79,8 +80,8 @@ class Cells:
         return shown[0], shown[1]
 
     def _choose(self, cells: IndexArray) -> None:
-        """Choose the paints of `cells`: the most frequent one, and among the others the one with the largest count
-        times weight.
+        """Choose the paints of `cells`: the most frequent one, and of the others the one with the largest product of
+        count and weight (`importance`).
         """
         counts = self.counts[cells].astype(np.int64)
         rows = np.arange(len(cells))
@@ -93,7 +94,7 @@ class Cells:
         less = counts[rows, second] * (second != first)
         eighths = np.rint(EIGHTHS * most / np.maximum(most + less, 1)).astype(np.int64)
         # Tokens and waste are visible however few they are. A trace of other memory is left out.
-        less[(eighths == EIGHTHS) & (self._weights[second] < MATTERS)] = 0
+        less[(eighths == EIGHTHS) & (self._weights[second] < ALWAYS_SHOWN_WEIGHT)] = 0
         eighths = np.clip(eighths, 1, EIGHTHS - 1)
         second = np.where(less > 0, second, first)
         # The paint of the cell's first unit is drawn first.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def paint_of(session: Session, request: int) -> int:
     """Return the paint of the slots that `request` has written: its hue.
 
-    If there are too few hues for all requests, it is `FOLLOWED` for the marked request, and the paint of tokens for
-    others.
+    If there are too few hues for all requests, it is `FOLLOWED` for the request with a colour of its own
+    (`Session.marked`), and the paint of tokens for others.
     """
     if tells_owners(session.recording):
         return OWNER + hue_of(request)

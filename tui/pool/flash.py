@@ -32,9 +32,9 @@ class Flash:
     def see(self, before: int, now_s: float) -> bool:
         """Highlight the units that changed since frame `before`; return True if there are any.
 
-        If more than `_MOST_STEPS` frames lie in between, only the changes of the last one count. Nothing is highlighted
-        after a step back, or if more than a third of the pool has changed. After a step forward, older highlights stay
-        until `flash_s` has passed.
+        If the current frame is more than `_MOST_STEPS` later, only the changes of its last step count. Nothing is
+        highlighted after a step back, or if more than a third of the pool has changed. After a step forward, older
+        highlights stay until `flash_s` has passed.
         """
         frame = self._replay.frame
         if frame < before:  # the user stepped back
@@ -49,7 +49,7 @@ class Flash:
         return True
 
     def lights(self, now_s: float) -> Lights:
-        """Return the units to highlight at wall time `now_s`, and drop older changes."""
+        """Return the units to highlight at wall time `now_s`, and drop changes that are older than `flash_s`."""
         self._lit = [(when_s, lights) for when_s, lights in self._lit if when_s > now_s - self.flash_s]
         units = [units for _, (units, _) in self._lit]
         paints = [paints for _, (_, paints) in self._lit]

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 MOST_NEXT: Final = 8
 """Largest number of free units that are marked as next to be allocated."""
 _ROWS: Final = (64, 1024)
-"""Numbers of rows of `memory.parquet` to search: the second if the first has too few allocations."""
+"""Numbers of rows of `memory.parquet` to search: the larger one if the smaller one has too few allocations."""
 
 
 def next_units(replay: Replay, most: int = MOST_NEXT) -> IndexArray:
     """Return at most `most` free units, from 0 in address order, in the recorded order of their next allocation.
 
-    Units that are a prefix-cache hit before that, and units that are not allocated in the next 1024 rows of
-    `memory.parquet`, are left out.
+    Units that are a prefix-cache hit before their next allocation, and units that are not allocated in the next 1024
+    rows of `memory.parquet`, are left out.
     """
     begin = int(np.searchsorted(replay.recording.memory.seq, replay.seq, side="right"))
     found = np.empty(0, np.int64)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from ..playback.session import Session
     from .array_types import KeyArray, PaintArray
 
-GOING: Final = int(UnitChange.TAKEN)
-"""Paint of a host block to which GPU blocks are being copied, for maps without colours."""
-COMING: Final = int(UnitChange.HIT)
+STORING: Final = int(UnitChange.TAKEN)
+"""Paint of a host block that GPU blocks are being copied to, for maps without colours."""
+LOADING: Final = int(UnitChange.HIT)
 """Paint of a host block that is being copied back to the GPU, for maps without colours."""
-_COMING_HUED: Final = CURSOR
+_LOADING_HUED: Final = CURSOR
 """Paint of a host block that is being copied back to the GPU, for maps in colours.
 
 It is not green, which is the colour of cached memory.
@@ -34,17 +34,17 @@ OVERWRITTEN: Final = int(UnitChange.EVICTED)
 _MOST_OWNERS_NAMED: Final = 6
 
 
-class Transfer(Enum):
+class HostBlockState(Enum):
     """Conditions of a host block. The legend shows the value after the name of the block's owner."""
 
     KEPT = "kept"
-    GOING = "going there"
-    COMING = "coming back"
+    STORING = "going there"
+    LOADING = "coming back"
     OVERWRITTEN = "gave way"
 
 
 def title_of(session: Session) -> str:
-    """Return the title of the map: the number of blocks in host memory, and the numbers that are being copied."""
+    """Return the title of the map: the number of blocks in host memory, and of those being copied in each direction."""
     return titles_of(session)[0]
 
 
@@ -64,7 +64,9 @@ def titles_of(session: Session) -> tuple[str, ...]:
 
 
 def slots_now(session: Session) -> HostSlots | None:
-    """Return the contents of host memory at the current frame, before or after the output; None without host memory."""
+    """Return the contents of host memory at the current frame, after its output if the replay is in the gap after it;
+    None without host memory.
+    """
     host, replay = session.host, session.replay
     return None if host is None else host.slots_at(replay.frame, after_output=replay.after_output)
 
@@ -85,7 +87,7 @@ def map_keys(slots: HostSlots, width: int, height: int, *, half_blocks: bool) ->
     return half_keys(paints) if half_blocks else keys_of(GLYPH, paints, EMPTY)
 
 
-def owners_of(session: Session, which: Transfer) -> list[str]:
+def owners_of(session: Session, which: HostBlockState) -> list[str]:
     """Return the ids of the requests with host blocks in condition `which` at the current frame."""
     slots = slots_now(session)
     if slots is None:
@@ -117,13 +119,18 @@ def legend_now(session: Session, *, hued: bool) -> list[tuple[list[int], str]]:
     return found
 
 
-def _masks(slots: HostSlots) -> dict[Transfer, BoolArray]:
+def _masks(slots: HostSlots) -> dict[HostBlockState, BoolArray]:
     used = slots.owner != NO_OWNER
     coming = used & slots.is_loading
     overwritten = used & slots.is_overwritten & ~coming
     going = used & slots.is_storing & ~coming & ~overwritten
     kept = used & ~coming & ~overwritten & ~going
-    return {Transfer.KEPT: kept, Transfer.GOING: going, Transfer.COMING: coming, Transfer.OVERWRITTEN: overwritten}
+    return {
+        HostBlockState.KEPT: kept,
+        HostBlockState.STORING: going,
+        HostBlockState.LOADING: coming,
+        HostBlockState.OVERWRITTEN: overwritten,
+    }
 
 
 def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
@@ -133,8 +140,11 @@ def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
     """
     masks, hue = _masks(slots), slots.owner % NUM_HUES
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), OWNER + hue)
-    paints = np.where(masks[Transfer.GOING], KEPT + hue if hued else GOING, paints)
-    for which, paint in ((Transfer.COMING, _COMING_HUED if hued else COMING), (Transfer.OVERWRITTEN, OVERWRITTEN)):
+    paints = np.where(masks[HostBlockState.STORING], KEPT + hue if hued else STORING, paints)
+    for which, paint in (
+        (HostBlockState.LOADING, _LOADING_HUED if hued else LOADING),
+        (HostBlockState.OVERWRITTEN, OVERWRITTEN),
+    ):
         paints[masks[which]] = paint
     return paints.astype(np.uint8)
 
@@ -149,7 +159,7 @@ def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
         rank[paint] = order
     rank[OWNER : OWNER + NUM_HUES] = 2
     rank[KEPT : KEPT + NUM_HUES] = 3
-    for order, paint in enumerate((GOING, OVERWRITTEN, COMING, _COMING_HUED), start=3):
+    for order, paint in enumerate((STORING, OVERWRITTEN, LOADING, _LOADING_HUED), start=3):
         rank[paint] = order
     padded = np.full(num_cells * together, EMPTY, np.uint8)
     padded[: len(paints)] = paints

@@ -49,7 +49,7 @@ def write_names(
     half_blocks: bool,
     marked: int | None = None,
 ) -> None:
-    """Write the owners' names into `picture`, on the lines that rows of `cells` have for names.
+    """Write the owners' names into `picture`: for each of `rows`, on its line for names. `cells` has their cells.
 
     `picture` begins at line `top` of the whole picture. If each line of the pool has a name, ">" precedes the name of
     the request `marked`. The margin of a paged pool gets the number of each row's first unit.
@@ -140,8 +140,7 @@ def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tilin
 def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
     """Write the number, the first holder and the number of other holders of each unit, below the unit or left of it.
 
-    `cells` has one unit per cell. `lines` has the line of characters for names of each row of cells: shape (rows,
-    characters).
+    `cells` has one unit per cell. `lines[i]` is the line for the names of row i of the cells: shape (rows, characters).
     """
     digits = len(str(tiling.num_units + replay.first_unit - 1)) if tiling.gutter else 0
     units = cells[cells < tiling.num_units]
@@ -163,8 +162,9 @@ def name_units(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArra
 def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArray) -> None:
     """Write the name of its first holder on each unit of `cells`, and the number of other holders if there is room.
 
-    A divided unit of one character has no name, which would hide the division. No unit has a name if `tiling.label` is
-    0. `lines` has one line of characters of each row of cells, with the margin: shape (rows, characters).
+    A divided unit of one character has no name, because a name would hide the division. No unit has a name if
+    `tiling.label` is 0. `lines` has one line of characters of each row of cells, with the margin: shape (rows,
+    characters).
     """
     room = tiling.wide - 1
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):
@@ -225,8 +225,8 @@ def name_extents(
 
     ">" precedes the name of `marked`. "+" and the number of other holders follow the name. With `counted`, shared units
     have no name, because their number of holders is written on them. The name is written where the characters under it
-    are equal, so that no border is hidden; if there are too few, at the beginning. `lines` has one line of characters
-    of each row of cells: shape (rows, characters).
+    are equal, so that no border is hidden; if nowhere enough characters are equal, at the beginning. `lines` has one
+    line of characters of each row of cells: shape (rows, characters).
     """
     first = [found[0] if len(found := tiling.units_of(cell)) else -1 for cell in cells.tolist()]
     units = np.array(first, np.int64)

@@ -39,7 +39,7 @@ class LayerKind:
     numbers: tuple[int, ...]
     """Indices of the KV-cache groups of this kind. A request has one block table per group."""
     place: int
-    """Index among the paints for kinds of layers, which begin at `KIND`."""
+    """Offset from `KIND` of the paint for this kind."""
 
     @property
     def paint(self) -> int:

@@ -81,11 +81,11 @@ def legend_entries(
         style: style of the text.
         room: number of characters in a line; texts are shortened if the legend does not fit into its lines.
         lit: id of the request that alone is in colour.
-        marked: words about the request that has a colour of its own where hues do not identify requests.
+        marked: words about the request that has a colour of its own, if there are too few hues for all requests.
         num_lines: number of lines.
         bars: True if bars of states are beside the pools; tokens then get an entry, even if `by` does not colour them.
         shows: tells whether the paint of a state or a mark is in the picture; None if each state that occurs is.
-        counts_holders: True if shared units have the number of their holders.
+        counts_holders: True if the number of holders is written on shared units.
     """
     entries = [entry for entry in legend(by, sessions, lit, marked) if _is_shown(entry[0], sessions, lit, shows)]
     if counts_holders:
@@ -114,7 +114,9 @@ def legend_entries(
 def owner_entries(
     session: Session, symbols: Symbols, style: Style, shows: Callable[[int], bool], scale: str
 ) -> list[list[Segment]]:
-    """Return the legend of owners: states in the bars, shared units, the followed request, then the text `scale`."""
+    """Return the legend of owners: states in the bars, shared units, the followed request, then the scale of the bars
+    in words, `scale`.
+    """
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste_entries([session]), _state(SlotState.RESERVED)]
     states += [((SHARED,), _shared_words(session))] if caches else []
@@ -139,7 +141,7 @@ def _is_shown(
     lit: str | None = None,
     shows: Callable[[int], bool] | None = None,
 ) -> bool:
-    """Tell whether a pool shows the paints of an entry now.
+    """Tell whether a pool shows the paints of an entry now. `lit` and `shows` are those of `legend_entries`.
 
     True for entries of owners, kinds and ages, which are not checked.
     """

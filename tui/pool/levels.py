@@ -19,13 +19,12 @@ _MOST_MARGIN_SHARE = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture's width that cells of equal width must cover; otherwise widths differ by one character."""
 _LEAST_COVERED = 0.6
-"""Least share of the picture that a paged pool with a margin must cover; less if the same pool covers less without
-one.
+"""Least share of the picture that a paged pool with a margin must cover, unless it covers less even without a margin.
 """
 _NUMBERS = 0.12
 """Share of the picture that may stay empty for the numbers in the margin."""
 _BAD_SHAPE_PENALTY = 0.05
-"""Penalty for badly shaped cells, as a share of the picture: times |ln(ratio of the sides / best ratio)|."""
+"""Penalty for badly shaped cells, as a share of the picture, for each unit of |ln(ratio of the sides / best ratio)|."""
 _FILLED = 0.15
 """Share of the picture that may stay empty so that cells can show how full a block is."""
 _ROUND_ROW = 0.08
@@ -35,7 +34,7 @@ _PARTS = (6, 7, 9, 10, 11, 12, 13, 14, 15)
 _ROUND_ROWS = (100, 50, 20, 10, 8, 5, 4, 2)
 """Round numbers of units, the best first. The number of units in a row is a multiple of one of these."""
 _LEAST_SLOT_COLUMNS = 4
-"""Least number of columns of units for a picture slot by slot, if it has as many rows.
+"""Least number of columns, and of rows, of units for a picture slot by slot.
 
 With fewer, a coarser level is shown.
 """
@@ -160,7 +159,7 @@ def _lines(num_units: int, stride: int, columns: int, rows: int, width: int, hei
 def _equally_high(rows: int, height: int) -> int:
     """Return the largest multiple of `rows` up to `height`, but at least `rows`.
 
-    A higher row would look as if it held more memory.
+    All rows then have the same height: a higher one would look as if it held more memory.
     """
     return max(height // rows, 1) * rows
 
@@ -237,7 +236,7 @@ def _best_shape(num_units: int, unit_tokens: int, width: int, height: int, *, ha
 
 
 def _shapes_of_one(room: float, *, blocks: bool, half_blocks: bool) -> Iterator[_Shape]:
-    """Yield the shapes of cells of one unit, at most `room` characters large."""
+    """Yield the shapes of cells of one unit, with an area of at most `room` characters."""
     for tall in range(1, _MOST_TALL + 1):
         wides = range(1, min(int(room / tall), 2 * _MOST_WIDE) + 1)
         if blocks:
@@ -282,8 +281,8 @@ def _tiling_with_gaps(num_units: int, most_units: int, width: int, height: int, 
     room.
 
     Numbers and names are below the units. With less room, names are on the units, and a margin has the number of each
-    row's first unit. With even less, there are no names. Pools that are shown together all choose as a pool of
-    `most_units` units would.
+    row's first unit. With even less, there are no names. The choice is made for `most_units`, so that pools that
+    are shown together look alike.
     """
     digits = len(str(most_units))
     places = [_Place(0, digits + names + 2, 2, _MOST_TALL)]

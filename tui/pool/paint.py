@@ -57,7 +57,7 @@ KIND: Final = HOLDERS + len(HOLDER_STEPS) + 1
 """First of the paints for kinds of layers: full attention, two for windows, two for states, one for all others."""
 _NUM_KINDS: Final = 6
 DIM: Final = 128
-"""Offset from a paint to its grey version, for requests that are not lit."""
+"""Offset from a paint to its grey version, for other requests than the one that alone is in colour."""
 KEPT: Final = KIND + _NUM_KINDS
 """First of the paints of host blocks during a store, one per hue, darker than the hues of owners."""
 _KEPT_SHARE: Final = 0.55
@@ -92,8 +92,8 @@ WRITTEN: Final = np.array((SlotState.TOKEN, *range(OWNER, AGE), *range(KIND, KEP
 """Paints of slots in which a token is written."""
 
 
-MATTERS: Final = 16
-"""Least weight of a paint that a cell shows even if the paint's share of the cell is under half an eighth."""
+ALWAYS_SHOWN_WEIGHT: Final = 16
+"""Paints of at least this weight are shown in a cell even if their share of it is under half an eighth."""
 
 
 def importance() -> list[int]:
@@ -103,10 +103,10 @@ def importance() -> list[int]:
     """
     weights = [4] * NUM_PAINTS
     for paint in WRITTEN.tolist():
-        weights[paint] = MATTERS  # written slots weigh more than reserved ones
+        weights[paint] = ALWAYS_SHOWN_WEIGHT  # written slots weigh more than reserved ones
     for paint in _IMPORTANT:
         weights[paint] = 1 << 20
-    weights[PARTLY] = MATTERS // 2  # in a cell of many units, a single one would look like many
+    weights[PARTLY] = ALWAYS_SHOWN_WEIGHT // 2  # in a cell of many units, a single one would look like many
     weights[FOLLOWED] = weights[FOLLOWED_SHARED] = 1 << 25
     weights[NEXT] = 1 << 24
     weights[SlotState.FREE] = 1
@@ -114,7 +114,10 @@ def importance() -> list[int]:
 
 
 def hue_of(request: int) -> int:
-    """Return the hue of a request, given by its row in the recording. Successive requests have very different hues."""
+    """Return the index of a request's hue, 0 to `NUM_HUES` - 1. `request` is its row in the recording.
+
+    Successive requests have very different hues.
+    """
     return request % NUM_HUES
 
 

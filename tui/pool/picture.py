@@ -137,7 +137,9 @@ class Paints:
         return units
 
     def follow(self, request: int | None) -> IndexArray:
-        """Give `request` its own colour if `is_neutral`; return the units that may look different now."""
+        """Give `request`, None for no request, its own colour if `is_neutral`; return the units that may look
+        different.
+        """
         if not self.is_neutral or request == self._followed:
             return np.empty(0, np.int64)
         self._followed = request
@@ -219,7 +221,7 @@ class Paints:
             paints[units] = np.where(lit > 0, lit, values)
 
     def _ages(self, units: IndexArray) -> PaintArray:
-        """Return the age of each of `units` as a level.
+        """Return the age of each of `units` as a level from 0 to `AGES` - 1.
 
         Level 0 is for units held longer than 1/8 of the recorded time. The bound of each further level is half as long.
         Units without a holder have the highest level.

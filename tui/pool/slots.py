@@ -45,7 +45,10 @@ def paints_of_slots(
 
 
 def _paints_of_states(replay: Replay, units: IndexArray, written: PaintArray, color_by: ColorBy) -> PaintArray:
-    """Return the paint of the slots in each state, for each of `units`: shape (units, states)."""
+    """Return the paint of the slots in each state, for each of `units`: shape (units, states).
+
+    `written` has the paint of each unit's written slots.
+    """
     paints = np.broadcast_to(np.arange(NUM_STATES, dtype=np.uint8), (len(units), NUM_STATES)).copy()
     owner = replay.owner[units]
     held = owner != NO_OWNER

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 KNOWN: Final = int(SlotState.TOKEN)
 UNDER_WAY: Final = int(UnitChange.TAKEN)
 """Paint of a slot whose token is computed by a step that has not ended."""
-TAKEN_BACK: Final = int(UnitChange.EVICTED)
+REJECTED: Final = int(UnitChange.EVICTED)
 """Paint of a slot whose drafted token was rejected. The shown step or a later one writes the slot again."""
 LOOKAHEAD: Final = int(SlotState.RESERVED)
 """Paint of a slot that the request holds for later tokens."""
 
-DRAFTS: Final = ((KNOWN, "known"), (UNDER_WAY, "under way"), (TAKEN_BACK, "wrong draft, written again"),
+DRAFTS: Final = ((KNOWN, "known"), (UNDER_WAY, "under way"), (REJECTED, "wrong draft, written again"),
                  (LOOKAHEAD, "lookahead"))  # fmt: skip
 """Paints of drafts, and their meanings."""
 
 NEW: Final = int(UnitChange.TAKEN)
-"""Paint of an image that this step computes."""
+"""Paint of an image that the shown step computes."""
 HELD: Final = int(SlotState.TOKEN)
 """Paint of an image that requests use."""
 KEPT: Final = int(SlotState.CACHED)
@@ -53,16 +53,19 @@ class DraftSlots(NamedTuple):
     rewritten_from: int
     """Index of the first slot with a rejected draft among the request's slots, from 0."""
     taken_back: int
-    """Number of slots with rejected drafts, which the steps under way write again as far as their tokens reach."""
+    """Number of slots with rejected drafts. The steps under way overwrite them as far as their own tokens reach."""
 
 
 def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
-    """Return the character keys of one line of `width` characters: the last slots of the request, one per character."""
+    """Return the character keys of one line of `width` characters: the last slots of the request, one per character.
+
+    With `half_blocks`, the line is of half height.
+    """
     end = slots.known + slots.under_way + slots.lookahead
     paints = np.full(end, KNOWN, np.uint8)
     paints[slots.known :] = UNDER_WAY
     paints[slots.known + slots.under_way :] = LOOKAHEAD
-    paints[slots.rewritten_from : slots.rewritten_from + slots.taken_back] = TAKEN_BACK
+    paints[slots.rewritten_from : slots.rewritten_from + slots.taken_back] = REJECTED
     line = np.full(width, EMPTY, np.uint8)
     shown = paints[-width:]
     line[: len(shown)] = shown

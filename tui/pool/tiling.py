@@ -21,7 +21,7 @@ from .array_types import IndexArray
 
 
 class Detail(Enum):
-    """Level of detail of one cell."""
+    """Content and form of one cell."""
 
     MIX = auto()
     """Several units in a cell: the two paints that matter most, and the share of each."""
@@ -66,7 +66,7 @@ class Tiling:
     row's first unit, the holders are on the units.
     """
     label: int = 0
-    """Length of the names on units, 0 without names.
+    """Number of characters of the names on units, 0 without names.
 
     A unit's written part is drawn at least this wide, so that the name fits.
     """
@@ -90,12 +90,12 @@ class Tiling:
 
     @property
     def across(self) -> float:
-        """Average number of units of one line of the pool that a cell covers."""
+        """Average number of units that a cell covers in each line of the pool."""
         return max((self.stride or self.num_units) / self.columns, 1.0)
 
     @property
     def down(self) -> float:
-        """Average number of lines of the pool that a cell covers."""
+        """Average number of the pool's lines that a cell covers."""
         return max(self._num_lines / self.rows, 1.0)
 
     @property

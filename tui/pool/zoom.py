@@ -85,10 +85,9 @@ class Zoom:
     def title(self, unit_tokens: int, meaning: str, symbols: Symbols, width: int, *, scattered: bool = False) -> str:
         """Return a title: the pool, the size of a cell, and the `meaning` of colour.
 
-        With `scattered`, the title also states the order of the units, if that fits into `width` characters.
-
-        If several pools are shown, the title is the pool's heading. It has the size of a cell if that would fit behind
-        the longest heading of these pools.
+        A unit has `unit_tokens` slots. With `scattered`, the units are in physical order, and the title says so if
+        there is room in `width` characters. If several pools are shown, the title is the pool's heading, then the size
+        of a cell if it would fit after the longest heading of these pools.
         """
         cell = self.cell_words(unit_tokens, symbols)
         if self._heading is None:
@@ -100,7 +99,9 @@ class Zoom:
         return self._heading + self.size_in_title(cell, width)
 
     def size_in_title(self, cell: str, width: int) -> str:
-        """Return the size of a `cell` as it follows the heading of one of several pools; empty if it does not fit."""
+        """Return the words `cell` on the size of a cell, as they follow the heading of one of several pools; empty if
+        there is no room.
+        """
         room = width - max(self._longest, len(self._heading or ""))
         texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0]} a cell")
         return next((text for text in texts if len(text) <= room), "")

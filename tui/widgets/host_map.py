@@ -8,7 +8,7 @@ from rich.segment import Segment
 from textual.strip import Strip
 
 from ..look.wording import plural
-from ..pool.host_blocks import Transfer, legend_now, map_keys, slots_now, slots_per_cell, titles_of
+from ..pool.host_blocks import HostBlockState, legend_now, map_keys, slots_now, slots_per_cell, titles_of
 from .drawn_panel import DrawnPanel
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class HostMap(DrawnPanel):
 
     def _by_kind(self, entries_now: list[tuple[list[int], str]]) -> list[list[Segment]]:
         kinds = list[list[Segment]]()
-        for kind in Transfer:
+        for kind in HostBlockState:
             suffix = f" {kind.value}"
             owned = [(paints, words.removesuffix(suffix)) for paints, words in entries_now if words.endswith(suffix)]
             owners = [segment for paints, name in owned for segment in (self.text(" "), *self._entry(paints, name))]
