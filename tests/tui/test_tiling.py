@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim_tui.pool.cell_shapes import parts
+from kvsim_tui.pool.cell_shapes import keys_of_narrow_cells
 from kvsim_tui.pool.levels import best_level, levels
 from kvsim_tui.pool.paint import OWNER
 from kvsim_tui.pool.tiling import Detail, Tiling
@@ -67,7 +67,7 @@ def test_cells_of_some_eighths_of_a_character_are_equally_wide() -> None:
     for eighths in (6, 7, 9, 13):
         width = -(-10 * eighths // 8)
         tiling = Tiling(num_units=10, columns=10, rows=1, width=width, height=1, detail=Detail.PART, eighths=eighths)
-        keys = parts(tiling, OWNER + np.arange(10, dtype=np.uint8))[0]
+        keys = keys_of_narrow_cells(tiling, OWNER + np.arange(10, dtype=np.uint8))[0]
         widths = np.zeros(256, int)
         for key in keys.tolist():
             share, first, second = (key >> 16) - 8, key & 255, key >> 8 & 255
