@@ -152,7 +152,7 @@ def split_evictions(changes: Rows) -> tuple[Rows, Rows]:
 
 
 def first_moment(ours: Rows, theirs: Rows) -> int | None:
-    """Return the first moment at which a table differs between two engines; None if all rows are equal."""
+    """Return the first moment at which two tables of events differ; None if all rows are equal."""
     if np.array_equal(ours, theirs):
         return None
     both = min(len(ours), len(theirs))

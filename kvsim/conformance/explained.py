@@ -67,7 +67,10 @@ class Finding:
     variants: tuple[tuple[Variant, ...], ...]
     """Equally good explanations of the difference, each one variant or a pair of variants. Empty if there is none."""
     num_workloads: int
-    """Number of workloads that `variants` explain. If `variants` is empty: that differ first in `rule`."""
+    """Number of workloads that `variants` explain.
+
+    If `variants` is empty, it is the number of unexplained workloads that differ first in `rule`.
+    """
     example: AnsweredWorkload
     """Shortest workload with this finding, and vLLM's decisions for it."""
     difference: Difference

@@ -119,7 +119,7 @@ class OracleWorkload:
     """Images of the prompts, and the limits of their encoder; None without images."""
     drafting: SpeculativeConfig | None = None
     connector: Connector | None = None
-    """Settings of the KV connector; None without one. `OracleRequest.exchange` has those of each request."""
+    """Settings of the KV connector; None without one. `OracleRequest.exchange` has the settings of each request."""
     load_steps: int = 1
     """Number of steps that a copy from host memory takes, including the step that begins it."""
     store_steps: int = 1
@@ -173,7 +173,10 @@ class OracleWorkload:
         )
 
     def drafts(self, release: str) -> Drafts | None:
-        """Return the settings of speculative decoding under the rules of a vLLM release; None without it."""
+        """Return the settings of speculative decoding under the rules of a vLLM release.
+
+        Return None if the workload has no speculative decoding.
+        """
         if self.drafting is None:
             return None
         drafts = Drafts.of(

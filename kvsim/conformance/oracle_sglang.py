@@ -142,7 +142,10 @@ class SGLangRun:
         )
 
     def tell_copies(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """End copies between GPU and host in the passes that `records` state; by default, they end after a pass."""
+        """End copies between GPU and host in the passes that `records` state.
+
+        By default, a copy ends one pass after it begins.
+        """
         self._radix.settings.copies_end = REPORTED
         self._copies = {record["pass"]: record for record in records if isinstance(record["pass"], int)}
 

@@ -65,7 +65,7 @@ class TransferEngine:
     def _pop_ended(self, last_steps: dict[int, int], ended_early: set[int]) -> list[int]:
         """Remove and return the sequences whose transfers end by this step, sorted by the names of their requests.
 
-        `last_steps` is `_loads` or `_sends`. Transfers of `ended_early` end at once.
+        `last_steps` is `_loads` or `_sends`. Transfers of the sequences in `ended_early` end at once.
         """
         done = [number for number, last in last_steps.items() if last <= self._step or number in ended_early]
         for number in done:

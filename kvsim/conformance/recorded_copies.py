@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvsim.engine.host_tier import Job
 
 Differing: TypeAlias = tuple[dict[str, Any], dict[str, Any]]
-"""Copies or transfers that differ, as the fields of a report: the recorded ones, and the simulated ones."""
+"""(recorded, simulated): copies or transfers that differ, each as the fields of a report."""
 Begun: TypeAlias = tuple[int, str, int, tuple[tuple[int, int], ...]]
 """Begin of a copy: its number, "load" or "store", its request, and ascending pairs (host block, GPU block)."""
 
@@ -70,7 +70,7 @@ class CopiesInLockstep:
 
     @property
     def has_copies(self) -> bool:
-        """True if the engine copies blocks to host memory."""
+        """True if the engine copies blocks to and from host memory."""
         return bool(self._driver.engine.settings.offloads)
 
     def _decided(self) -> dict[str, Any]:

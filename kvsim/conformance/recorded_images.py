@@ -1,4 +1,4 @@
-"""Images of a recording for an engine that is compared with it; and the events of both encoder caches as columns.
+"""Images of a recording, for the simulated engine; and the events of the recorded and the simulated encoder cache.
 
 Events of a call that scheduled nothing, and of an abort, are compared at the next scheduled step or processed output.
 """
@@ -72,7 +72,10 @@ class EncoderMoments:
         images = recording.images.image if recording.images is not None else np.empty(0, np.int32)
         _, first = np.unique(images, return_index=True)
         self._image = np.append(0, images[np.sort(first)])
-        """Entry i: number in the recording of the engine's image i. The engine counts images from 1 by appearance."""
+        """Numbers of the images in the recording, indexed by the engine's numbers, which count images as they appear.
+
+        The engine's numbers begin at 1; entry 0 is not used.
+        """
         self._recorded = np.empty((0, 4), np.int64)
         if (events := recording.encoder) is not None:
             at = self._of(np.searchsorted(seq, events.seq))

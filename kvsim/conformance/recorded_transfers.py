@@ -127,7 +127,7 @@ class TransfersInLockstep:
 
 
 def _last_release_rows(recording: Recording) -> np.ndarray:
-    """Return the last memory row in which each request frees units; -1 if there is none."""
+    """Return, for each request, the last memory row in which it frees units; -1 if there is none."""
     memory, last = recording.memory, np.full(len(recording.requests), -1)
     rows = np.flatnonzero(memory.kind == MemoryKind.RELEASE)
     np.maximum.at(last, memory.request[rows], rows)

@@ -15,7 +15,7 @@ _BEFORE, _AFTER = 2, 3
 _KEYS_SHOWN = 3
 """Largest number of differing entries of a mapping that a report shows."""
 _ABSENT = object()
-"""Value that one side lacks; None would be a value."""
+"""Stands for a value that only the other side has. None cannot, because it may itself be a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class Verdict:
     num_steps: int = 0
     """Number of calls of the scheduler that are equal."""
     num_allocations: int = 0
-    """Number of blocks allocated in the equal steps, each equal by its id."""
+    """Number of blocks allocated in the equal steps; both sides allocated blocks with equal ids."""
     num_preemptions: int = 0
     num_hits: int = 0
     """Number of blocks found in the prefix cache in the equal steps."""

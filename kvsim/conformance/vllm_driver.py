@@ -234,7 +234,10 @@ def _set_for_process(workload: Workload) -> None:
 
 
 def _write_model(workload: Workload, folder: Path) -> None:
-    """Write the model's `config.json`, with the layers of all groups; with MLA, if all groups are of type `mla`."""
+    """Write the model's `config.json`, with the layers of all groups.
+
+    The model has multi-head latent attention (MLA) if all groups are of type `mla`.
+    """
     entries = workload.get("groups", ())
     fields = _LATENTS if {entry["type"] for entry in entries} == {"mla"} else _CONFIG
     if entries:
@@ -334,7 +337,7 @@ class FakeModel(Executor):
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Return True: steps may be scheduled before the last output."""
+        """Return True, so that the engine may schedule a step before it has the outputs of the last one."""
         return True
 
     def get_kv_cache_specs(self) -> list[Any]:

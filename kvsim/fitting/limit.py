@@ -40,7 +40,7 @@ def limit_words(outcome: Outcome, server: SearchedServer, load: Load, goal: Goal
 
 
 def prompts_too_long(server: SearchedServer, load: Load) -> bool:
-    """Tell whether every prompt of `load` is too long for the server's limit of the length of a sequence."""
+    """Tell whether every prompt of `load` is too long for the server's `length_limit`."""
     return bool((load.workload.prompt_tokens >= server.length_limit.value).all())
 
 
@@ -60,7 +60,7 @@ def _length(server: SearchedServer, load: Load) -> str:
 
 
 def _holds(server: SearchedServer, num_tokens: int) -> bool:
-    """Tell whether `server` starts without reducing its limit of the length, and holds a request of `num_tokens`."""
+    """Tell whether `server` starts with its present `length_limit`, and holds a request of `num_tokens`."""
     starting = server.starting()
     return starting.length_limit == server.length_limit and starting.num_requests_of(num_tokens) > 0
 

@@ -178,7 +178,7 @@ def _left_out(server: SearchedServer, outcome: Outcome, num_changes: int, most: 
 
 
 def command_dict(server: SearchedServer) -> dict[str, Any]:
-    """Return for JSON the command that starts a server, or a sentence that no checkpoint is known."""
+    """Return a dict for JSON: "command" starts the server; without a checkpoint, "needs" says what is missing."""
     return {
         "command": server.command() if server.has_checkpoint else None,
         "needs": None if server.has_checkpoint else server.command(),

@@ -64,7 +64,7 @@ def _switches(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _memory(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield larger values of `mem_fraction_static`. Their descriptions state the memory that is left for all else."""
+    """Yield changes to larger values of `mem_fraction_static`, which state the memory that is left for all else."""
     now = server.fraction
     for share in _FRACTIONS:
         if share > now + 1e-9:
@@ -78,7 +78,7 @@ def _memory(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _chunks(server: SGLangServer, sizes: Sequence[int]) -> Iterator[ServerChange]:
-    """Yield other sizes of the chunks into which prompts are cut; nothing if prompts are not cut.
+    """Yield changes to other sizes of the chunks into which prompts are cut; nothing if prompts are not cut.
 
     SGLang's default share for weights and slots depends on the size of a chunk.
     """

@@ -88,7 +88,7 @@ def _switches(server: Server) -> Iterator[ServerChange]:
 
 
 def _adapters(server: Server) -> Iterator[ServerChange]:
-    """Yield more slots for adapters; nothing if the server has none. A slot takes memory from the cache."""
+    """Yield changes to more slots for adapters; nothing if the server has none. A slot takes memory from the cache."""
     for number in _ADAPTERS if server.enable_lora else ():
         if number > server.max_loras:
             in_host = {"max_cpu_loras": max(number, server.max_cpu_loras)} if server.max_cpu_loras else {}
@@ -110,7 +110,7 @@ def _host(server: Server) -> Iterator[ServerChange]:
 
 
 def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
-    """Yield a shorter `max_model_len` if vLLM would not start with the present one; otherwise yield nothing."""
+    """Yield a change to a shorter `max_model_len` if vLLM would not start with the present one."""
     try:
         server.budget()
     except KvsimError:
@@ -121,7 +121,10 @@ def _length(server: Server, longest_tokens: int) -> Iterator[ServerChange]:
 
 
 def _fleets(server: Server) -> Iterator[ServerChange]:
-    """Yield more data-parallel ranks and more replicas; for prefill and decode servers, splits of more servers."""
+    """Yield changes to more data-parallel ranks or replicas.
+
+    Prefill and decode servers get up to two more servers instead, in each split into the two kinds.
+    """
     if server.apart is not None:
         for number in range(server.replicas + 1, server.replicas + 3):
             yield from _splits(server, number)

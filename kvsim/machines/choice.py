@@ -72,8 +72,8 @@ Times of other hosts are scaled by the ratio of their launch time to this one.
 def served_model(meta: MetaFields) -> Model:
     """Return the model of a recording as its engine served it: divided among GPUs, and with the type of its cache.
 
-    The recording may state `kv_bytes_per_token` for one GPU and the type of the cache. Older recordings state it for
-    the whole model in the model's own type.
+    The recording may state `kv_bytes_per_token` for one GPU and the type of the cache. Older recordings state
+    `kv_bytes_per_token` for the whole model, in the model's own type.
 
     Raises:
         RecordingError: a figure of the shape is missing, cannot be right, or contradicts another.

@@ -280,8 +280,8 @@ def with_error(
 ) -> str:
     """Add clauses to `label`: parts of `model` without times, the class of the predictions, and its error.
 
-    See `untimed` for these parts, and for `times_sparse` and `times_delta_nets`. A clause on the image encoder comes
-    first.
+    See `untimed` for these parts, and for `times_sparse` and `times_delta_nets`. Of the added clauses, one on the image
+    encoder is the first.
     """
     missing = ", ".join(untimed(model, times_sparse=times_sparse, times_delta_nets=times_delta_nets))
     images = IMAGES_BY_CONSTANTS if model.vision is not None else ""

@@ -69,7 +69,10 @@ class Gaps:
         )
 
     def over_time(self, recording: Recording | Outline, name: str) -> tuple[FloatArray, IntArray]:
-        """Return `num_scheduled`, `running` or `waiting` over time, in the form of `joined`."""
+        """Return the times in seconds at which `num_scheduled`, `running` or `waiting` may change, and the values.
+
+        See `joined`.
+        """
         steps = recording.steps
         time_s, counts = self.joined(steps, steps[name].astype(np.int64), getattr(self, name))
         if name == "waiting" and recording.meta.policy_name == "static":

@@ -98,7 +98,10 @@ def _null_slots(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Holders:
-    """All allocations and releases of blocks, sorted by block and then by time. Each array has one entry for each."""
+    """All allocations and releases of blocks, sorted by block and then by time.
+
+    Each array has one entry per allocation or release.
+    """
 
     address: IntArray
     seq: IntArray

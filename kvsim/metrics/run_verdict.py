@@ -1,7 +1,7 @@
 """Judge a run in words: whether all requests were served, and which limit held them back.
 
-The judgement uses only the `Summary`. A limit makes requests wait, or preempts them: memory, the batch, or the tokens
-of a step. If no limit does, all time is spent in steps.
+The judgement uses only the `Summary`. Three limits make requests wait or preempt them: the memory, the number of
+requests in a batch, and the number of tokens in a step. If no limit does so, requests spend all their time in steps.
 """
 
 from __future__ import annotations

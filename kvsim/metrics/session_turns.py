@@ -55,7 +55,7 @@ class SessionTurns(ColumnTable):
 
 
 class TurnFigures(NamedTuple):
-    """Sums over all turns of one number, for example over the second turns of all sessions."""
+    """Sums over all turns that have the same number, such as the second turns of all sessions."""
 
     turn: str
     """Number of the turn, from 1; "8+" for the 8th and all later turns."""
@@ -140,11 +140,10 @@ def session_turns(recording: Recording) -> SessionTurns:
 
 
 def _first_evictions(recording: Recording, lost: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return, for each turn, the time in seconds and the request of the eviction of its first lost block.
+    """Return when and for which request the first lost block of each turn was evicted; the time is in seconds.
 
-    The request is the one for which the block was evicted. With several KV-cache groups, a hit ends at the first block
-    that any group lacks. If several groups lack it, the latest eviction counts. `lost` has the number of lost tokens of
-    each request.
+    With several KV-cache groups, a hit ends at the first block that any group lacks. If several groups lack it, the
+    latest eviction counts. `lost` has the number of lost tokens of each request.
     """
     requests, memory, hash_tokens = recording.requests, recording.memory, recording.meta.hash_block_size
     evicted_s, evicted_for = np.full(len(requests), np.nan), np.full(len(requests), NONE, np.int32)

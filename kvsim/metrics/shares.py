@@ -28,7 +28,10 @@ without needing it, so they count as internal.
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WasteShares:
-    """Mean shares over time in percent, in the order of `SlotState`. All are NaN if there are no slots to divide by."""
+    """Shares of the slot states in percent, mean over time, in the order of `SlotState`.
+
+    All are NaN if there are no slots to divide by.
+    """
 
     pool_percent: FloatArray
     """Percentage of the pool's slots in each state: float64[8], sum 100."""

@@ -305,7 +305,7 @@ class _FrameSlots:
 
 
 def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return, for every frame, the number of slots that requests hold, and the number of free ones with a prefix."""
+    """Return, for every frame, the number of slots that requests hold, and of free slots with a cached prefix."""
     ledger, tables, unit_slots = replay.ledger, replay.ledger.tables, replay.unit_slots
     memory = replay.recording.memory
     rows, num_frames = np.searchsorted(memory.seq, replay.frame_seq, side="right"), replay.num_frames

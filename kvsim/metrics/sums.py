@@ -307,7 +307,7 @@ def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]
 
 
 def _vain_tokens(computed: int, requests: Requests) -> int:
-    """Return the number of `computed` tokens without those that the finished requests needed; see `vain_tokens`."""
+    """Return how many of the `computed` tokens no finished request needed; see `Summary.vain_tokens`."""
     rows = requests.status == RequestStatus.FINISHED
     lengths = (
         requests.prompt_tokens[rows].astype(np.int64) + requests.output_tokens[rows] - requests.cached_tokens[rows]

@@ -70,7 +70,7 @@ class KvLink:
         above=0,
         below=math.inf,
     )
-    """Default: a network adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
+    """The default is the speed of one network adapter of 400 Gb/s for each GPU, as in NVIDIA's DGX H100."""
     latency_s: float = setting(
         1e-3,
         "Seconds that a transfer of KV takes in addition to those for its bytes.",

@@ -159,9 +159,10 @@ class StepInMaking(Protocol):
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
         """Return the duration of this step in seconds if it also computed `tokens[request]` tokens of each request.
 
-        None: of the step with the tokens that are scheduled until now. The duration lasts from the beginning of the
-        step to its outputs, by the step times of the run. The slowdown of a GPU at its power limit is left out, and
-        steps are assumed not to overlap. Nothing is allocated, so the requests need not fit.
+        If `tokens` is None, return the duration of the step with the tokens that are scheduled until now. The duration
+        lasts from the beginning of the step to its outputs, by the step times of the run. The slowdown of a GPU at its
+        power limit is left out, and steps are assumed not to overlap. Nothing is allocated, so the requests need not
+        fit.
         """
 
     def serve_running(self) -> None:
@@ -277,7 +278,7 @@ class CustomPolicy(Protocol):
     cache: PagedSettings = PagedSettings()
     """Settings of vLLM's cache. With a custom allocator, `block_size` is the number of tokens in a unit.
 
-    With a `SharingAllocator`, `enable_prefix_caching` also has an effect. All others have none with an allocator.
+    With a `SharingAllocator`, `enable_prefix_caching` also has an effect. With an allocator, no other setting has one.
     """
     source: str = ""
     """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""

@@ -12,7 +12,7 @@ from typing import Self
 from kvsim.policies.releases import rules_of
 
 _WAITING_WEIGHT = 4
-"""Weight of a waiting request relative to a running one, in the score before vLLM 0.27."""
+"""Weight of a waiting request relative to a running one, in the score before vLLM 0.27; the lowest score is chosen."""
 _PRESSURE_WEIGHT, _FREE_USAGE = 6.0, 0.5
 """Factor and threshold of the score from vLLM 0.27 on.
 

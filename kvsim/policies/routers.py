@@ -87,7 +87,7 @@ class RoutedServer(Protocol):
 
 
 class Router(Protocol):
-    """Choice of a server for the next request, as a function."""
+    """Function that chooses the server of the next request."""
 
     def __call__(self, request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
         """Return the number of the server that gets `request`, from 0."""
@@ -245,7 +245,8 @@ class _RanksTogether:
 class ServersOfRanks:
     """Router for servers with data-parallel ranks. It chooses a server, and the server's front end then chooses a rank.
 
-    The server is chosen by sums over its ranks, and by the longest cached prefix on any rank.
+    `route` chooses among servers. The counts of a server are the sums over its ranks, and its cached prefix is the
+    longest that any rank has.
     """
 
     def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:

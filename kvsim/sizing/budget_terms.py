@@ -66,7 +66,7 @@ def weight_terms(model: Model, stage: range) -> tuple[BudgetTerm, ...]:
 
 
 def added_terms(model: Model, settings: PoolSettings) -> tuple[BudgetTerm, ...]:
-    """Return the terms of the draft model and of the slots for adapters (LoRA). Without them, the term is left out."""
+    """Return the terms of the draft model and of the slots for adapters (LoRA), for a server that has them."""
     drafter, max_loras, rank = settings.drafter, settings.max_loras, settings.max_lora_rank
     if model.pipeline_parallel_size > 1 and (drafter or max_loras):
         raise UsageError("draft layers and slots of adapters are accounted for where one stage holds all layers; take "

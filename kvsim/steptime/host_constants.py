@@ -14,10 +14,10 @@ In a step with prompt tokens, attention runs between captured pieces.
 EAGER_LAUNCHES = {"attention": 78, "latent": 132, "recurrent": 252, "delta net": 790, "experts": 33}
 """Host time to launch one compiled layer kernel by kernel, in multiples of `Card.launch_s`.
 
-"experts" is added for a layer with experts. It lies between two measured layers, relative to one of Llama-3-8B on the
-same H200: Qwen3-30B-A3B with 48 more and Mixtral-8x7B with 17 more. "delta net" includes all host time of Qwen3-Next
-that nothing else explains. It comes from two loads with 12 layers on one H100, while other engines ran on the same
-host. Its cause is not known: the gated delta nets, or the 512 experts of every layer.
+"experts" is added for a layer with experts. It is about the mean of two models on one H200: a layer of Qwen3-30B-A3B
+took 48 more than a layer of Llama-3-8B, and a layer of Mixtral-8x7B took 17 more. "delta net" includes all host time of
+Qwen3-Next that nothing else explains. It comes from two loads with 12 layers on one H100, while other engines ran on
+the same host. Its cause is not known: the gated delta nets, or the 512 experts of every layer.
 """
 DIVIDED_EXPERT_LAUNCHES = 85
 """Value of "experts" in `EAGER_LAUNCHES` if the experts are divided among several GPUs.

@@ -35,11 +35,11 @@ _COMPILATIONS = (1.0, 1.5)
 Measured: 16.8 and 25.4 s in one process, 21.5 and 31.8 s in another.
 """
 _TINY_KEYS, _SHORT_KEYS, _LONG_KEYS = 32, 128, 512
-"""Largest number of keys with which a decode step uses the kernels `_TINY`, `_SHORT` and `_LONG`.
+"""Largest numbers of keys with which a decode step uses the kernels `_TINY`, `_SHORT` and `_LONG`.
 
-The last two limits depend on the number of heads, over all rows. With at most one head per processor, `_SHORT` is used
-for up to 256 keys. With more than 512 keys, `_SHARED` divides the keys among processors if there is at most one head
-for every two processors; otherwise `_LONG` is used for any number of keys.
+The number of heads, over all rows, changes two of these limits. If there are no more heads than processors, `_SHORT` is
+used for up to 256 keys. Only if there are at most half as many heads as processors, steps with more than 512 keys use
+`_SHARED`, which divides the keys among processors. Otherwise `_LONG` has no limit.
 """
 _TINY, _SHORT, _LONG, _SHARED, _PREFILL = range(5)
 _TILE_KEYS = np.array([32, 64, 128, 128, 128])

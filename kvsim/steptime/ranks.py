@@ -38,7 +38,7 @@ class RankTimes:
     unequal_s: float = 0.0
     """Additional host seconds to exchange the tokens of all layers, if the ranks have different numbers of tokens.
 
-    Not needed in captured graphs, because the steps of all ranks are then padded to one number of tokens.
+    With captured graphs, no such exchange is needed, because the steps of all ranks are padded to one number of tokens.
     """
 
     def uncaptured(self) -> RankTimes:

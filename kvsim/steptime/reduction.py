@@ -155,7 +155,10 @@ def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
 
 
 def never_asleep(card: Card, model: Model, *, num_processors: int = 132) -> Roofline:
-    """Return the step times for a host that never sleeps, without the factors of `card`; see `on_machine`."""
+    """Return the step times for a host that never sleeps while it waits for the GPU, without the factors of `card`.
+
+    See `on_machine` for these factors.
+    """
     return _never_asleep(card, model, work_of(model), num_processors)
 
 

@@ -13,15 +13,15 @@ from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 _LEAST_S = 1e-30
 """Smallest divisor in seconds, to avoid a division by 0."""
 HEATING_RATIO = 1.5
-"""Smallest ratio of a step's heating time to its weight reads from which on the step lowers the clock.
+"""A step lowers the clock if its heating time is more than this many times as long as its weight reads.
 
-The heating time is that of arithmetic and cache reads. Measured in steps of 160 to 500 sequences of Llama-3-8B on two
-H200s. The clock of one GPU fell from 1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400.
+The heating time is that of arithmetic and cache reads. The value was measured in steps of 160 to 500 sequences of
+Llama-3-8B on two H200s. The clock of one GPU fell from 1.98 to 1.86 GHz with 128 sequences, and to 1.6 GHz with 400.
 """
 HEATING_SLOPE = 2.5
-"""Seconds that a lowered clock makes longer, per second of heating time beyond `HEATING_RATIO`.
+"""Part of a step that a lowered clock lengthens, in seconds per second of heating time beyond `HEATING_RATIO`.
 
-They are at most the whole heating time. Measured like `HEATING_RATIO`.
+The part is at most the whole heating time. The value was measured like `HEATING_RATIO`.
 """
 
 
@@ -103,7 +103,7 @@ class Roofline:
     With sparse attention, it is the time to score one token.
     """
     lone_share: float
-    """Additional reading time in steps with few sequences, which cannot occupy the whole GPU: 0.5 means 1.5 times."""
+    """Additional reading time in steps with too few sequences to occupy the GPU: 0.5 means 1.5 times as long."""
     full_seqs: float
     """Number of sequences with which every streaming multiprocessor has one KV head.
 

@@ -26,7 +26,7 @@ _ACTIVATION_BYTES = 2
 _SMALL_KERNELS = 5
 """Number of small kernels in a compiled layer: two norms, rotation, activation and cache write."""
 _MORE_SMALL_KERNELS = {"gemma": 2, "latent": 4, "recurrent": 3}
-"""Number of further small kernels in a layer: of Gemma, with latents, or recurrent.
+"""Number of additional small kernels in a layer, by type: a layer of Gemma, one with latents, and a recurrent layer.
 
 Gemma has norms after attention and after the feed-forward network.
 """
