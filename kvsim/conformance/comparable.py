@@ -108,7 +108,7 @@ def release_of(recording: Recording) -> str:
 def retention_of(recording: Recording, release: str) -> int | None:
     """Return the distance in tokens between positions at which windows and recurrent states stay cached.
 
-    None: they stay cached at every block boundary.
+    Return None if they stay cached at every block boundary.
     """
     usual = defaults_of(release).retention_tokens
     stated = recording.meta.engine.get("prefix_cache_retention_interval", usual)

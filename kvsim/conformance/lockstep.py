@@ -156,7 +156,7 @@ class _Lockstep:
         return end, parts, None
 
     def _abort(self, moment: int, done: list[Change], recorded: list[Change]) -> list[EventColumns]:
-        """Abort requests in the simulated engine if aborts explain all changes at `moment` that it lacks.
+        """Abort requests in the simulated engine if aborts explain all changes at `moment` that the engine lacks.
 
         `done` has the simulated changes at `moment`, and `recorded` the recorded ones. Return the events of the aborts.
         """

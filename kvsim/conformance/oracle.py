@@ -103,7 +103,7 @@ class OracleRun:
     """Simulated engine that serves an oracle's workload, and writes the records that the oracle would write.
 
     `lease` is the number of steps after which blocks kept for another server are freed if that server has not read
-    them. None: they are freed after the number of steps that the workload states for each request.
+    them. If `lease` is None, the workload states this number for each request.
     """
 
     def __init__(self, workload: OracleWorkload, *, lease: int | None = None, compiled: bool = False) -> None:

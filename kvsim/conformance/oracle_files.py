@@ -86,10 +86,10 @@ class OracleRequest:
     """Index of the engine call before which the request is aborted; None if it is not aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
-    """Entry i: number of drafts accepted in the step before which the request has i outputs. Empty: all drafts."""
+    """Entry i: number of drafts accepted in the step before which the request has i outputs; empty to accept all."""
     images: tuple[ImageInput, ...] = ()
     proposed_drafts: tuple[int, ...] = ()
-    """Entry i: number of drafts proposed when the request has i outputs. Empty: as many as the settings allow."""
+    """Entry i: number of drafts proposed when the request has i outputs; empty for as many as the settings allow."""
     exchange: Exchange = _NO_EXCHANGE
     load_steps: int = 1
     """Number of steps that a load takes, including the step that begins it."""

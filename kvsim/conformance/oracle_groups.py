@@ -36,7 +36,7 @@ def layout_of(
     """
     try:
         entries: list[dict[str, Any]] = [dict(entry) for entry in document["groups"]]
-        _check_ranks(entries, int(document.get("dcp", 1)))
+        _divide_contexts(entries, int(document.get("dcp", 1)))
         mode = MambaMode(document.get("mamba_cache_mode", "none"))
         specs = [_attention(entry, cache.block_size) for entry in entries]
         page_bytes = max((spec.page_bytes for spec in specs if spec is not None), default=_STATE_PAGE)
@@ -57,8 +57,14 @@ def layout_of(
         raise WorkloadError(f"{where}: groups cannot be right: {str(error).rstrip('.')}.") from error
 
 
-def _check_ranks(entries: list[dict[str, Any]], num_ranks: int) -> None:
-    """Check that the layers allow decode context parallelism. Multiply their block sizes, in place, by `num_ranks`."""
+def _divide_contexts(entries: list[dict[str, Any]], num_ranks: int) -> None:
+    """Change the layers `entries`, in place, for decode context parallelism over `num_ranks` ranks.
+
+    A block then has slots on every rank, so its stated size is multiplied by `num_ranks`.
+
+    Raises:
+        UsageError: a layer does not keep all tokens.
+    """
     for entry in entries:
         if num_ranks > 1 and entry["type"] not in (_INDEXER, CacheKind.FULL.value, CacheKind.MLA.value):
             raise UsageError(

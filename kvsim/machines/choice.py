@@ -139,7 +139,7 @@ def step_times(
             to this recording, the host times are those of the profile, not those of the median host.
 
     Raises:
-        UsageError: the source is of another model, engine or tensor-parallel size, or no good file.
+        UsageError: the source is of another model, engine or tensor-parallel size, or is no valid file.
     """
     if model.has_shared_experts and engine == "vllm":
         times: StepTimeModel = _of_ranks(gpu, model, source, captured=captured)

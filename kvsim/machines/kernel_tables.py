@@ -141,7 +141,7 @@ def _fastest(rows: _Rows) -> _Rows:
 
 
 def _release(file: Path) -> tuple[int, ...]:
-    """Return the numbers in the version of a table, which is in the name of its folder, for comparison."""
+    """Return the version of a table, from the name of its folder, as numbers that can be compared."""
     return tuple(map(int, re.findall(r"\d+", file.parent.name)))
 
 
@@ -405,7 +405,7 @@ def _row(heads: _Heads, seconds: float, sizes: dict[str, int]) -> Attention:
 def _mixed(
     rows: list[Attention], base: Card, reading: AttentionKind, num_processors: int, *, is_fp8: bool
 ) -> Attention:
-    """Estimate an attention launch of the sizes `_MIXED`, with both decodes and a prompt, which the tables lack.
+    """Estimate the time of a launch with both decodes and a prompt, which the tables lack; `_MIXED` has its sizes.
 
     Reading the cache takes longer than for decodes alone, by the same factor as on the base card.
     """

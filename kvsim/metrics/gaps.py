@@ -104,7 +104,7 @@ def _with_arrivals_in_gaps(
     """Return the number of requests that wait for a static batch over time, with the changes inside the gaps.
 
     Requests that arrive in a gap wait for a batch to begin, and may leave before. `time_s` and `waiting` are the
-    numbers without these changes. The result has the same form.
+    numbers without these changes. The result has the same two parts, times in seconds and numbers.
     """
     requests = recording.requests
     waited = requests.status != RequestStatus.REFUSED

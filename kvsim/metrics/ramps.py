@@ -98,7 +98,10 @@ class Ramps:
 
     @staticmethod
     def _end_of_residency(replay: Replay, request: IntArray, begin: IntArray) -> npt.NDArray[np.int64]:
-        """Return the frame at which each request releases the memory that it holds at frame `begin`; 0 for none."""
+        """Return the frame at which each request releases the memory that it holds at frame `begin`.
+
+        It is 0 for a request that holds no memory at that frame.
+        """
         held = replay.ledger.tables.residencies
         if not len(held.request):
             return np.zeros(len(request), np.int64)

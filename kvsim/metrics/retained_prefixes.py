@@ -193,7 +193,7 @@ class _CachedTimes(NamedTuple):
     The numbers are in ascending order.
     """
     evicted: npt.NDArray[np.int64]
-    """Numbers like those in `cached`, for each eviction of a prefix."""
+    """Index of the prefix in `keys` times `span`, plus the moment, for each eviction; in ascending order."""
     span: int
     """Number larger than all moments."""
 

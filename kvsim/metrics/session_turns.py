@@ -55,7 +55,7 @@ class SessionTurns(ColumnTable):
 
 
 class TurnFigures(NamedTuple):
-    """Sums over all turns that have the same number, such as the second turns of all sessions."""
+    """Figures of all turns that have the same number, such as the second turns of all sessions."""
 
     turn: str
     """Number of the turn, from 1; "8+" for the 8th and all later turns."""
@@ -87,7 +87,7 @@ def lost_tokens(requests: Requests, unit_tokens: int) -> IntArray:
 
 
 def by_turn(requests: Requests, unit_tokens: int) -> list[TurnFigures]:
-    """Return the sums over all first turns, over all second turns, and so on; an empty list without sessions."""
+    """Return the figures of all first turns, of all second turns, and so on; an empty list without sessions."""
     turns = requests.turns
     if turns is None:
         return []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
-    """Return the summary of `recording`. `slots` has its slots by state; None: they are computed here."""
+    """Return the summary of `recording`. `slots` has its slots by state; if it is None, they are computed."""
     meta = recording.meta
     if slots is None and len(recording.steps):
         slots = waste(recording)

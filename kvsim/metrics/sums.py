@@ -286,7 +286,7 @@ class Sums:
 
 
 def _of_requests(meta: Meta, requests: Requests, end_s: float) -> dict[str, Any]:
-    """Return the figures of a summary that follow from `requests` alone, for a run that ends at `end_s`."""
+    """Return the figures of a summary that follow from `requests` alone, for a run that ends at `end_s` seconds."""
     status = np.bincount(requests.status, minlength=len(RequestStatus))
     num_finished, output_tokens = int(status[RequestStatus.FINISHED]), int(requests.output_tokens.sum())
     times, hits = latencies_of(requests), prefix_hits(meta, requests)

@@ -32,7 +32,10 @@ class Limits:
 
     @classmethod
     def of(cls, policy: Mapping[str, Any], engine: Mapping[str, Any] = MappingProxyType({})) -> Limits | None:
-        """Return the limits in the settings of `engine`; any that it lacks is from `policy`. None if both lack one."""
+        """Return the limits in the settings of `engine` or, where it lacks one, in those of `policy`.
+
+        Return None if both lack one of the limits.
+        """
         if policy.get("name") == "static":
             return cls(max_num_seqs=0, max_num_batched_tokens=0)
         if policy.get("name") == "radix":

@@ -110,7 +110,7 @@ def read_config(path: Path, longest: int | None = None) -> Model:
     """Read the model from a `config.json`, or from a folder with that file.
 
     The model's name is `_name_or_path` in the file; without this field, the name of the folder. `longest` is the number
-    of tokens in the longest sequence, used only if the file states none. None: such a file is refused.
+    of tokens in the longest sequence, used only if the file states none. If it is None, such a file is refused.
 
     Raises:
         UsageError: the file cannot be read, or describes no model that kvsim knows.

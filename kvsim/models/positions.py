@@ -105,9 +105,9 @@ def _kind(scaling: Config) -> str:
 
 
 def _stretch(scaling: Config, positions: int) -> tuple[int, float]:
-    """Return the number of positions that a scaling multiplies, and its factor.
+    """Return (number of positions, factor) of a scaling. In `longest_sequence`, the factor multiplies this number.
 
-    `positions` is the number of positions that the configuration states.
+    `positions` is the number that the configuration states. Only `yarn` may multiply another number.
     """
     for name in _NUMBER_FIELDS:
         if scaling.states(name):

@@ -22,7 +22,10 @@ _SMALL = re.compile(
     r"lm_head|shared_head|embed|norm|router|(^|[._])gate($|[^_a-z])|shared_expert_gate|vision|visual|image|img|audio|projector|mtp|nextn"
     r"|eh_proj|conv1d|in_proj_(a|b|ba)|dt_proj|bias"
 )
-"""Pattern for names of parts that no method quantizes, or that are tiny. If a file lists them, nothing changes."""
+"""Pattern for names of parts that no method quantizes, or that are tiny.
+
+If a file lists such parts as not quantized, the result is the same as without them.
+"""
 _ATTENTION = re.compile(r"attn|attention")
 _OF_EVERY_TOKEN = re.compile(
     r"attn|attention|shared_expert|mlp\W*\((gate|up|down|gate_up|\|)+\)|feed_forward\.(gate|up|down)"

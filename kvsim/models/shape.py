@@ -87,7 +87,7 @@ class Model:
     quantization: Quantization | None = None
     """Format of quantized weights; None if all weights have type `dtype`."""
     stored_weight_bytes: int | None = None
-    """Number of bytes of the published weights. None: the number that follows from `quantization`."""
+    """Number of bytes of the published weights; if it is None, the number follows from `quantization`."""
     kv_cache_dtype: str = "auto"
     """Type of the cache, one of `KV_CACHE_DTYPES`."""
     tensor_parallel_size: int = 1
@@ -320,7 +320,10 @@ class Model:
 
     @property
     def num_gpus(self) -> int:
-        """Number of GPUs of one data-parallel rank, over all its pipeline stages; of the server without such ranks."""
+        """Number of GPUs of one data-parallel rank, over all its pipeline stages.
+
+        Without such ranks, it is the number of GPUs of the server.
+        """
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

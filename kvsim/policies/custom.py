@@ -191,8 +191,8 @@ class StepInMaking(Protocol):
     def preempt(self, request: ServedRequest) -> None:
         """Free the memory of a running request, and return the request to the head of the waiting queue.
 
-        With priorities, it returns to its place in their order. It then computes its tokens again, except for prefix
-        hits.
+        With priorities, the request returns to its place in their order. After its next admission, it computes its
+        tokens again, except for prefix hits.
         """
 
 

@@ -38,7 +38,7 @@ class DraftCounts:
     """
 
     values: npt.NDArray[np.int64]
-    """Entries of all lists."""
+    """Entries of the lists of all requests."""
     first: npt.NDArray[np.int64]
     """Index in `values` at which the list of each request begins: int64[num_requests]."""
     lengths: npt.NDArray[np.int64]

@@ -19,7 +19,7 @@ _EAGLE3_VOCABULARY = 32_000
 
 
 def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
-    """Return the arguments of `plan_budget` that follow from speculative decoding and from adapters (LoRA), by name.
+    """Return the fields of `PoolSettings` that follow from speculative decoding and from adapters (LoRA), by name.
 
     Raises:
         UsageError: the draft model is not known.

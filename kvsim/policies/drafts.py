@@ -40,8 +40,8 @@ class Drafts:
     by_batch: Sequence[tuple[int, int, int]] = ()
     """Entries (first, last, tokens): after a step of `first` to `last` requests, inclusive, each gets `tokens` drafts.
 
-    Between two ranges and beyond the last one, the range before applies. Empty: each request always gets `num_tokens`
-    drafts.
+    Between two ranges and beyond the last one, the range before applies. If there are no entries, each request always
+    gets `num_tokens` drafts.
     """
     accepted: DraftCounts
     """List of numbers of accepted drafts for each request. A request with an empty list accepts all drafts."""

@@ -32,7 +32,7 @@ class ImageInput:
 
     @property
     def runs(self) -> tuple[tuple[int, int], ...]:
-        """Ranges (first, number) of the image's tokens that take an encoder output; see `embedded`."""
+        """Ranges like those in `embedded`; a single range of all tokens if `embedded` is empty."""
         return self.embedded or ((0, self.length),)
 
     @property

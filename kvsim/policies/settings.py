@@ -65,8 +65,7 @@ class Reserve(Enum):
     LIMIT = "limit"
     """The prompt and the request's limit of output tokens, `max_tokens`."""
     POW2 = "pow2"
-    """The prompt, and the final output length rounded up to a power of two: "Orca (Pow2)" in the PagedAttention paper.
-    """
+    """The prompt, and the final output length rounded up to a power of two ("Orca (Pow2)" of PagedAttention)."""
     ORACLE = "oracle"
     """The exact future length of the sequence: an upper bound that no real system reaches."""
     DOUBLING = "doubling"

@@ -59,7 +59,7 @@ class SpeculativeConfig:
     """Entries (first, last, tokens) of `num_speculative_tokens_per_batch_size`.
 
     After a step of `first` to `last` requests, inclusive, `tokens` tokens are drafted for each request. Between two
-    ranges and beyond the last one, the range before applies. Empty: the number is always `num_tokens`.
+    ranges and beyond the last one, the range before applies. Without entries, the number is always `num_tokens`.
     """
     is_parallel: bool = False
     """True if all drafts of a request come from one pass of the draft model (`parallel_drafting`)."""

@@ -26,7 +26,7 @@ class WatchedProfile:
     """Step times of a profile that also record the largest value of each field of the steps."""
 
     def __init__(self, profile: Profile, times: Roofline | None = None) -> None:
-        """Use the step times `times`; None: those of `profile`, for an engine with CUDA graphs.
+        """Use the step times `times`, or if it is None those of `profile`, which are for an engine with CUDA graphs.
 
         The label and the fitted range are those of `profile`.
         """

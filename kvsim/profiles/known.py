@@ -21,7 +21,7 @@ def shipped() -> tuple[Profile, ...]:
 
 @cache
 def _shipped(file: Path) -> Profile:
-    """Return the profile in `file`, and keep it in memory, because a sweep needs it at every point."""
+    """Return the profile in `file`, and keep it in memory, because a sweep needs it for every run."""
     return load(file)
 
 
@@ -40,7 +40,7 @@ def find(name: str) -> Profile:
 
 
 def is_shipped(name: str) -> bool:
-    """Tell whether `name` is that of a profile that comes with kvsim. A file of this name would be preferred."""
+    """Tell whether `name` is that of a profile that comes with kvsim, and no file has this name."""
     return not Path(name).is_file() and (_FOLDER / f"{name}.toml").is_file()
 
 

@@ -28,7 +28,7 @@ class Residual:
     median_abs_us: float
     """Median absolute error of a step's time in microseconds."""
     held_out_percent: float | None
-    """Like `mean_percent`, for times that were fitted without this recording; None without any other recording."""
+    """Like `mean_percent`, for times that were fitted to all other recordings; None if there is no other recording."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

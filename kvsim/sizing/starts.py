@@ -53,8 +53,8 @@ def changes_that_start(plan: Plan, now: Mapping[str, Any]) -> list[StartingSetti
     `max_model_len`; but it is left out if a smaller `max_model_len` alone is enough.
 
     Args:
-        plan: Function that plans the budget; it raises BudgetError or UsageError if the server does not start.
-        now: Present values of the settings; values that free no more memory than these are not tried.
+        plan: function that plans the budget after some settings are changed.
+        now: present values of the settings; values that free no more memory than these are not tried.
     """
     changes = [_shorter(plan, {})]
     for name, values in _LADDERS.items():

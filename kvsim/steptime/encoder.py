@@ -28,9 +28,10 @@ It was 10 to 15 ms on two hosts.
 IMAGE_TOKEN_LAUNCHES = 0.5
 """Host time per token of an image to copy its pixels, in multiples of `Card.launch_s`."""
 _ELEMENTS = {"gated": 98, "plain": 61}
-"""Number of elements that one layer reads and writes per patch outside matrix products and attention.
+"""Number of elements that one layer reads and writes per patch, divided by the hidden size.
 
-It is a multiple of the hidden size. Norms, rotations, activations and copies read and write these elements.
+Norms, rotations, activations and copies read and write these elements; those of matrix products and attention are left
+out.
 """
 _UNALIGNED = 2.9
 """Factor on the time of a matrix product whose number of inputs is no multiple of 8, because an older kernel runs it.

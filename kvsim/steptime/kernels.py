@@ -157,7 +157,10 @@ class KernelsSeen:
         return _COMPILATIONS[self._num_compilations - 1]
 
     def _not_planned(self, batch: Batch, begin: int, end: int) -> IntArray:
-        """Return the lengths in `begin:end` at which no such batch has decoded yet, and mark them."""
+        """Return the lengths from `begin` up to `end` for which the process has made no plan, and mark them as planned.
+
+        Batches with equal numbers of rows share plans if both or neither are padded.
+        """
         planned = self._planned.setdefault((batch.rows, batch.padded), bytearray())
         planned.extend(bytes(max(end - len(planned), 0)))
         if planned.find(0, begin, end) < 0:  # all are planned, as usual in a long run

@@ -18,7 +18,7 @@ from kvsim.steptime.shapes import UNTHROTTLED, PowerThrottle, StepShape, StepTim
 GROUP_SIZES = tuple(sorted({*range(1, 65), *(2**power for power in range(7, 21)), *(3 * 2**p for p in range(5, 19))}))
 """Numbers of tokens of all ranks together for which `RankTimes.group_s` has times.
 
-For others, times are interpolated.
+For other numbers, times are interpolated.
 """
 IDLE_STEP = StepShape(num_seqs=1, num_tokens=1, num_prefill_tokens=0, context_tokens=0, attention_pairs=0)
 """Step of a rank without work: it computes one token without context."""
@@ -62,8 +62,8 @@ class RankTimes:
     def together(self, steps: Sequence[RankStep], free_s: float) -> list[RankStep]:
         """Return `steps`, one per rank, with `launched_s`, `done_s` and `throttle` filled in.
 
-        The kernels of all ranks start when the last rank has prepared its step and the GPUs are free, at `free_s` or
-        later. If all steps are captured graphs, each is padded to the size of the largest.
+        The kernels of all ranks start when the last rank has prepared its step, but not before the GPUs are free at
+        `free_s`. If all steps are captured graphs, each is padded to the size of the largest.
         """
         most = max(int(step.shape.num_tokens) for step in steps)
         is_captured = most <= self.own.max_captured_tokens

@@ -81,8 +81,8 @@ _LARGE = (1024, 2048, 4096, 8192, 16384)
 _SMALL_BATCH, _LARGE_BATCH = 16, 256
 """Numbers of sequences of a small and of a large decode step.
 
-The time of the output projection is assumed to grow linearly between the two. The small step decides how long a host
-sleeps.
+The time of the output projection is assumed to grow linearly between the two. `on_machine` computes from the small step
+how long a host sleeps.
 """
 
 
@@ -148,7 +148,8 @@ def reduce_stages(
 def _hand_over(card: Card, token_bytes: int) -> tuple[float, float]:
     """Return the seconds per step and the seconds per token to send activations to the next stage.
 
-    The first are those of the smallest measured all-reduce. The second follow from the rate of the largest one.
+    The seconds per step are those of the smallest measured all-reduce. The seconds per token follow from the rate of
+    the largest one.
     """
     (_, smallest_s), *_, (largest_bytes, largest_s) = card.all_reduce
     return smallest_s, token_bytes * largest_s / largest_bytes

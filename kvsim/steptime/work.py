@@ -79,7 +79,10 @@ class AttentionKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """Work of one step of a model on each of its GPUs, per token, per sequence and per step."""
+    """Work of one step of a model on each of its GPUs, per token, per sequence and per step.
+
+    Numbers of layers, kernels and all-reduces are fractions if a pipeline stage has a part of every kind of layers.
+    """
 
     num_layers: float
     products: Mapping[Weights, float]
