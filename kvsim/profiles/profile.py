@@ -28,7 +28,7 @@ class Residual:
     median_abs_us: float
     """Median absolute error of a step's time in microseconds."""
     held_out_percent: float | None
-    """Like `mean_percent`, for times that were fitted to all other recordings; None if there is no other recording."""
+    """Like `mean_percent`, for times that were fitted to all other recordings; None if no such fit was made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
