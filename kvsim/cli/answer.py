@@ -130,8 +130,8 @@ def _host_rows(meta: Meta) -> list[Row]:
     if policy.get("kv_offloading_size"):
         capacity, how = f"{policy['kv_offloading_size']:g} GiB", ""
     elif policy.get("enable_hierarchical_cache"):
-        sizes = policy["hicache_ratio"], policy["hicache_size"]
-        num_pages = host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, *sizes)
+        sizes = {"ratio": policy["hicache_ratio"], "size_gb": policy["hicache_size"]}
+        num_pages = host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, **sizes)
         capacity = f"{size_words(num_pages * pool.bytes_per_unit)}, {num_pages * pool.unit_tokens:,} tokens"
         how = f", {policy['hicache_write_policy']}; the times of copies are a model"
     else:

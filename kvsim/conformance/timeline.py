@@ -56,27 +56,30 @@ def timeline_of(recording: Recording, depth: int, *, has_every_step: bool) -> Mo
     With `has_every_step`, the recording also has steps for calls that scheduled nothing.
     """
     kind, row, seq = _recorded_moments(recording)
-    # Steps in flight after each moment.
+    # No engine can repeat a moment after which too many steps or fewer than none are in flight, or an output out of
+    # turn. Arrays have an entry per moment, so their memory is freed early.
     in_flight = np.cumsum((kind == SCHEDULE).view(np.int8) - (kind == UPDATE).view(np.int8), dtype=np.int32)
     impossible = (in_flight > depth) | (in_flight < 0)
-    ended = kind == UPDATE
-    in_turn = np.cumsum(ended, dtype=np.int32)
-    in_turn -= 1
-    impossible |= ended & (row != in_turn)
-    del ended, in_turn
+    is_output = kind == UPDATE
+    next_output = np.cumsum(is_output, dtype=np.int32)
+    next_output -= 1
+    impossible |= is_output & (row != next_output)
+    del is_output, next_output
     # An output that is processed before the pipeline is full follows a call that scheduled nothing.
     after_idle_call = (kind == UPDATE) & (in_flight < depth - 1) & (not has_every_step)
-    del in_flight  # it has an entry per moment: free its memory early
+    del in_flight
     leaving, leaving_before = _leaving(recording, kind, row, after_idle_call)
     reporter, is_late = _reporting_moments(np.arange(len(kind), dtype=np.int32)[kind != ADD], seq, recording.memory.seq)
     del seq
     catches_up = np.zeros(len(kind), np.bool_)
     catches_up[reporter[is_late]] = True
 
+    # Before a recorded moment, up to three kinds of moments are inserted, in this order: NOTHING, to compare changes
+    # that came before it; LEAVE, for each request that was aborted before it; LOOK, a call that scheduled nothing.
     inserted = catches_up.astype(np.int32)
     inserted += after_idle_call
     np.add.at(inserted, leaving_before, np.int32(1))
-    # Index of each moment, with the moments that are inserted before it.
+    # Index of each recorded moment in the result.
     place = np.cumsum(inserted, dtype=np.int32)
     place += np.arange(len(kind), dtype=np.int32)
     kinds, rows = _spread(kind, inserted, place), _spread(row, inserted, place)
@@ -126,6 +129,8 @@ def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArra
     narrow = np.int32 if latest <= np.iinfo(np.int32).max else np.int64
     kinds, rows = np.empty(size, np.int8), np.empty(size, np.int32)
     seqs: IntArray = np.empty(size, narrow)
+    # Merge the three sorted columns: the place of an event is its index in its own column, plus the number of events in
+    # the other columns that come before it.
     for number, (kind, row, seq) in enumerate(columns):
         for part in in_parts(len(seq)):
             place = np.arange(part.start, part.stop)

@@ -128,13 +128,16 @@ class _LastSteps(NamedTuple):
         """
         schedule, steps, order = recording.schedule, recording.steps, RowsByRequest.of(recording)
         request, seq = recording.memory.request[rows].astype(np.int64), recording.memory.seq[rows]
+        # Indices in `order` of the last step before each release, and of the first step after the previous release.
         at = np.searchsorted(order.key, sort_key(request, np.searchsorted(steps.schedule_seq, seq))) - 1
         first = np.searchsorted(order.key, sort_key(request, previous_end), side="right")
+        # Schedule rows of the last step, of the request's step before it, and of its step after it.
         newest, before = order.row[np.maximum(at, 0)], order.row[np.maximum(at - 1, 0)]
         following = order.row[np.minimum(at + 1, len(order.row) - 1)]
         goes_on = (at + 1 < len(order.row)) & (schedule.request[following] == request)
         assert schedule.known is not None
-        in_all = recording.requests.prompt_tokens[request].astype(np.int64) + recording.requests.output_tokens[request]
+        known_at_end = recording.requests.prompt_tokens[request].astype(np.int64)
+        known_at_end += recording.requests.output_tokens[request]
         next_seq = np.where(goes_on, steps.schedule_seq[schedule.step[following]], _NEVER)
         is_preempted = np.isin(seq, steps.schedule_seq)
         is_awaited = goes_on | (recording.requests.status[request] == RequestStatus.FINISHED)
@@ -150,7 +153,7 @@ class _LastSteps(NamedTuple):
             at >= first,
             schedule.known[newest].astype(np.int64),
             _end(recording, newest),
-            np.where(goes_on, schedule.known[following], in_all),
+            np.where(goes_on, schedule.known[following], known_at_end),
             is_preempted,
             *counts,
         )

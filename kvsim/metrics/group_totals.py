@@ -61,9 +61,9 @@ def group_totals(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbe
             full = replay.full[tables.request[extents]]
             within = np.minimum(begin + group.block_size, full) - np.minimum(begin, full)
             useful += sum_of_held(within * group.token_slots, extents)
-            written -= _null_slots(replay, group, extents, born, dead, end)
+            written -= _null_slots(replay, group, extents, born=born, dead=dead, end=end)
         if group.may_hold_unread:
-            expired += _expired(replay, group, extents, born, dead, holders)
+            expired += _expired(replay, group, extents, holders, born=born, dead=dead)
     return SlotTotals(
         free=free, cached=cached, unusable=unusable, rounding=0, written=written, useful=useful, padding=0,
         shared=_shared(replay, holders), expired=expired,
@@ -78,7 +78,7 @@ def _end_of_tables(replay: Replay) -> Numbers:
 
 
 def _null_slots(
-    replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, end: Numbers
+    replay: Replay, group: TableGroup, extents: Numbers, *, born: Numbers, dead: Numbers, end: Numbers
 ) -> Numbers:
     """Return, for every frame, the number of slots of computed tokens whose table entries are null.
 
@@ -138,7 +138,7 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 
 
 def _expired(
-    replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers, holders: _Holders
+    replay: Replay, group: TableGroup, extents: Numbers, holders: _Holders, *, born: Numbers, dead: Numbers
 ) -> Numbers:
     """Return, for every frame, the number of slots in held blocks of a group that no table needs any more.
 
@@ -146,7 +146,7 @@ def _expired(
     """
     tables = replay.ledger.tables
     extents = extents[np.argsort(tables.address[extents], kind="stable")]
-    begin = _first_expired(replay, group, extents, born, dead)
+    begin = _first_expired(replay, group, extents, born=born, dead=dead)
     count = np.maximum(dead[extents] - begin, 0)
     slots, total = group.state_slots or group.token_slots, np.zeros(replay.num_frames, np.int64)
     # Process some extents at a time, but all extents at one address together, because they may share a block.
@@ -157,14 +157,15 @@ def _expired(
     for cut in (*ends[np.minimum(cuts, len(ends)) - 1].tolist(), len(extents)):
         some = slice(last, cut)
         last = cut
+        # One entry for each extent and each frame from its first expired token to its release.
         of, nth = expanded(count[some])
         extent, frame = extents[some][of], begin[some][of] + nth
-        amount = _expired_in_table(replay, group, extent, frame)
-        np.add.at(total, *_expired_in_block(replay, holders, tables.address[extent].astype(np.int64), frame, amount))
+        address, amount = tables.address[extent].astype(np.int64), _expired_in_table(replay, group, extent, frame)
+        np.add.at(total, *_expired_in_block(replay, holders, address=address, frame=frame, amount=amount))
     return total * slots
 
 
-def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, born: Numbers, dead: Numbers) -> Numbers:
+def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, *, born: Numbers, dead: Numbers) -> Numbers:
     """Return, for each of `extents`, the first frame at which a token of its block has expired in its table.
 
     If none expires before the block is released, it is the frame of the release.
@@ -197,7 +198,7 @@ def _expired_in_table(replay: Replay, group: TableGroup, extent: Numbers, frame:
 
 
 def _expired_in_block(
-    replay: Replay, holders: _Holders, address: Numbers, frame: Numbers, amount: Numbers
+    replay: Replay, holders: _Holders, *, address: Numbers, frame: Numbers, amount: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Count, for each block and frame, the tokens or states that no table needs any more; return frames and counts.
 

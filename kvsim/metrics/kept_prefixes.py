@@ -75,7 +75,7 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     if is_sparse and pool.groups and meta.source == "simulation":
         least_of_rows, most_of_rows = np.zeros((2, len(memory)), np.int64)
         least_of_rows[rows], most_of_rows[rows] = least_tokens, most_tokens
-        check_retained(replay, least_of_rows, most_of_rows, dropping, file)
+        check_retained(replay, file, least=least_of_rows, most=most_of_rows, dropping=dropping)
 
 
 def _check_kept_by_tree(replay: Replay, file: Path) -> None:

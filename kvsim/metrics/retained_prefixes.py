@@ -31,15 +31,15 @@ _FULL = (CacheKind.FULL, CacheKind.MLA)
 _RULE = "cached should be the units before the end of the prompt, or before a longer prefix that other layers had"
 
 
-def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Sequence[int], file: Path) -> None:
+def check_retained(replay: Replay, file: Path, *, least: IntArray, most: IntArray, dropping: Sequence[int]) -> None:
     """Check the column `cached` of blocks of windows and states that requests release one by one.
 
     Args:
         replay: the recording.
+        file: `memory.parquet`, which is named in errors.
         least: smallest possible number of cached tokens of the request, for each row of `memory.parquet`.
         most: largest possible number of these tokens.
         dropping: groups in which the last block of a hit is computed again.
-        file: `memory.parquet`, which is named in errors.
 
     Raises:
         RecordingError: a value is wrong; the error names the first row.
@@ -55,7 +55,7 @@ def check_retained(replay: Replay, least: IntArray, most: IntArray, dropping: Se
         extents = extents[recording.memory.address[tables.death_row[extents]] != WHOLE_TABLE]
         released = _ReleasedBlocks.of(recording, tables, extents, junctions[residency[extents]])
         kept = released.kept(recording, group, drops=number in dropping, ends_below=bool(dropping))
-        released.check(recording, group, kept, least, most, file)
+        released.check(recording, group, file, kept=kept, least=least, most=most)
 
 
 class _ReleasedBlocks(NamedTuple):
@@ -102,8 +102,8 @@ class _ReleasedBlocks(NamedTuple):
         return is_before(repeated) | is_before(longer) | (before_junction & (self.junction > 0))
 
     def check(
-        self, recording: Recording, group: KVCacheGroup, kept: npt.NDArray[np.bool_],
-        least: IntArray, most: IntArray, file: Path,
+        self, recording: Recording, group: KVCacheGroup, file: Path, *, kept: npt.NDArray[np.bool_],
+        least: IntArray, most: IntArray,
     ) -> None:  # fmt: skip
         """Check that a block stays cached if it was a prefix hit or is a full block in `kept`, and no other block.
 
@@ -208,34 +208,38 @@ class _CachedTimes(NamedTuple):
         request = tables.request[extents]
         nth = (tables.position[extents].astype(np.int64) + 1) * (size // recording.meta.hash_block_size) - 1
         filled = np.where(
-            nth < hashes.lengths[request], _filled(recording, tables, residency, extents, size, moments), _UNKNOWN
+            nth < hashes.lengths[request],
+            _filled(recording, tables, extents, residency=residency, size=size, moments=moments),
+            _UNKNOWN,
         )
         is_kept = filled >= 0
         extents, nth, request, filled = extents[is_kept], nth[is_kept], request[is_kept], filled[is_kept]
         values = hashes.values[np.append(0, np.cumsum(hashes.lengths))[request] + nth]
-        keys, number = np.unique(values, return_inverse=True)
-        of_run = np.full(len(tables.request), _UNKNOWN)
-        of_run[extents] = number
+        keys, prefix = np.unique(values, return_inverse=True)
+        prefix_of_extent = np.full(len(tables.request), _UNKNOWN)
+        prefix_of_extent[extents] = prefix
         owner, lost = _evictions(recording, tables, moments)
-        in_group = of_run[owner] >= 0
-        evicted = np.sort(of_run[owner[in_group]] * moments.span + lost[in_group])
-        return cls(keys, np.sort(number * moments.span + filled), evicted, moments.span)
+        in_group = prefix_of_extent[owner] >= 0
+        evicted = np.sort(prefix_of_extent[owner[in_group]] * moments.span + lost[in_group])
+        return cls(keys, np.sort(prefix * moments.span + filled), evicted, moments.span)
 
     def at(self, keys: IntArray, moment: int) -> npt.NDArray[np.bool_]:
-        """Return True for each of `keys` that has entered the cache more often than it was evicted until `moment`."""
+        """Return True for each of `keys` that entered the cache more often than it was evicted before `moment`."""
         if not len(self.keys):
             return np.zeros(len(keys), np.bool_)
-        number = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        begin = number * self.span
+        prefix = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        # The sorted numbers of a prefix are in [begin, begin + span), so a binary search counts those before `moment`.
+        begin = prefix * self.span
         num_cached, num_evicted = (
             np.searchsorted(each, begin + moment) - np.searchsorted(each, begin) for each in (self.cached, self.evicted)
         )
-        return np.asarray((self.keys[number] == keys) & (num_cached > num_evicted))
+        return np.asarray((self.keys[prefix] == keys) & (num_cached > num_evicted))
 
 
 def _filled(
-    recording: Recording, tables: Holdings, residency: IntArray, extents: IntArray, size: int, moments: _ScheduleMoments
-) -> npt.NDArray[np.int64]:
+    recording: Recording, tables: Holdings, extents: IntArray, *, residency: IntArray, size: int,
+    moments: _ScheduleMoments,
+) -> npt.NDArray[np.int64]:  # fmt: skip
     """Return the moment at which each of `extents` enters the cache; `_UNKNOWN` if it never does.
 
     It is a moment in the first step of the extent's residency that computes tokens up to the next common boundary of
@@ -245,6 +249,8 @@ def _filled(
     row = moments.row
     scheduled = sort_key(schedule.request[row], recording.steps.schedule_seq[schedule.step[row]])
     of_residency = np.searchsorted(sort_key(held.request, held.birth_seq), scheduled, side="right") - 1
+    # (residency, computed tokens after the row) as one sorted number, so that a binary search finds the first row that
+    # computes enough tokens for an extent. A row may cover several steps.
     upto = sort_key(of_residency, computed_after(schedule)[row])
     tokens = -(-(tables.position[extents].astype(np.int64) + 1) * size // aligned) * aligned
     filled = sort_key(residency[extents], tokens)

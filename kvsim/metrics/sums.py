@@ -120,7 +120,7 @@ class Sums:
         """
         totals = np.empty((len(self._last), len(steps)))
         totals[_SCHEDULED], totals[_WAITING], totals[_HELD] = steps.scheduled, steps.waiting, steps.held
-        self._split_waiting(totals, steps.waiting, steps.running, steps.tokens, steps.held)
+        self._split_waiting(totals, waiting=steps.waiting, running=steps.running, tokens=steps.tokens, held=steps.held)
         totals[_STATES:] = steps.states
         until_s = self._add_gaps(steps, totals, gaps) if gaps else steps.start_s
         if self.num_steps == 0:
@@ -140,7 +140,7 @@ class Sums:
         self._add_fragmented(steps.admitted_before[steps.is_fragmented])
 
     def _split_waiting(
-        self, totals: npt.NDArray[np.float64], waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
+        self, totals: npt.NDArray[np.float64], *, waiting: Numbers, running: Numbers, tokens: Numbers, held: Numbers
     ) -> None:
         """Write the rows `_FOR_...` of `totals`: the waiting requests of each step by the limit for which they wait.
 
@@ -174,7 +174,7 @@ class Sums:
         after[_SCHEDULED] = np.minimum(before[_SCHEDULED], gaps.running)
         after[_WAITING], after[_HELD], after[_STATES:] = waiting, gaps.held, gaps.states
         # The step before a gap shows the limit for which requests wait in the gap.
-        self._split_waiting(after, waiting, running, tokens, before[_HELD])
+        self._split_waiting(after, waiting=waiting, running=running, tokens=tokens, held=before[_HELD])
         differs = (after != before).any(axis=0)
         index, begin_s = index[differs], gaps.begin_s[differs]
         self._integrals += after[:, differs] @ (steps.start_s[index] - begin_s)

@@ -66,9 +66,11 @@ def _weights(scheme: Config) -> Quantization:
     """Return the quantization of the linear layers, as if no part was left out."""
     method = _method(scheme)
     if method in ("awq", "awq-marlin", "auto-awq"):
-        return _grouped(scheme, method, ("bits", "w_bit"), ("group_size", "q_group_size"), (4, 8))
+        return _grouped(
+            scheme, method, bits_names=("bits", "w_bit"), group_names=("group_size", "q_group_size"), widths=(4, 8)
+        )
     if method in ("gptq", "gptq-marlin", "auto-gptq", "auto-round", "intel/auto-round", "inc"):
-        return _grouped(scheme, method, ("bits",), ("group_size",), (2, 3, 4, 8))
+        return _grouped(scheme, method, bits_names=("bits",), group_names=("group_size",), widths=(2, 3, 4, 8))
     if method in ("fp8", "fbgemm-fp8"):
         return _fp8(scheme)
     if method in ("mxfp4", "gpt-oss-mxfp4"):
@@ -96,9 +98,13 @@ def _unknown(scheme: Config, field: str, right: str) -> UsageError:
 
 
 def _grouped(
-    scheme: Config, method: str, bits_names: tuple[str, ...], group_names: tuple[str, ...], widths: tuple[int, ...]
+    scheme: Config, method: str, *, bits_names: tuple[str, ...], group_names: tuple[str, ...], widths: tuple[int, ...]
 ) -> Quantization:
-    """Return a quantization to integers, in which each group of weights has a 16-bit scale and a zero point."""
+    """Return a quantization to integers, in which each group of weights has a 16-bit scale and a zero point.
+
+    `bits_names` and `group_names` are fields that may state the bits of a weight and the weights of a group. `widths`
+    has the possible numbers of bits.
+    """
     bits = scheme.count(*bits_names)
     if bits not in widths:
         raise scheme.wrong(bits_names[0], f"one of {', '.join(map(str, widths))}")
@@ -158,7 +164,13 @@ def _compressed_tensors(scheme: Config) -> Quantization:
         stated = group.fields.get("group_size")
         filled = {**group.fields, "group_size": -1 if stated is None else stated}
         filled_group = type(scheme)(filled, group.where)
-        quantization = _grouped(filled_group, "compressed-tensors", ("num_bits",), ("group_size",), (2, 3, 4, 8))
+        quantization = _grouped(
+            filled_group,
+            "compressed-tensors",
+            bits_names=("num_bits",),
+            group_names=("group_size",),
+            widths=(2, 3, 4, 8),
+        )
     targets = schemes[0].get("targets")
     experts_alone = isinstance(targets, list) and bool(targets) and all("expert" in str(target) for target in targets)
     return replace(quantization, linear_bits=0) if experts_alone else quantization

@@ -122,7 +122,7 @@ def _is_number(text: str) -> bool:
 
 
 def draft_counts_of(
-    acceptance: str, synthetic_rates: Sequence[float], num_tokens: int, seed: int, rows: range
+    acceptance: str, *, synthetic_rates: Sequence[float], num_tokens: int, seed: int, rows: range
 ) -> tuple[DraftCounts, DraftCounts]:
     """Return the numbers of accepted and of proposed drafts for the requests in `rows` of a workload.
 

@@ -118,7 +118,11 @@ def drafts_of(policy: AnyPolicy, rows: range) -> Drafts | None:
         return None
     chosen = policy.scheduler
     accepted, proposed = draft_counts_of(
-        chosen.acceptance, config.synthetic_rates, config.num_tokens, chosen.acceptance_seed, rows
+        chosen.acceptance,
+        synthetic_rates=config.synthetic_rates,
+        num_tokens=config.num_tokens,
+        seed=chosen.acceptance_seed,
+        rows=rows,
     )
     return Drafts.of(
         config, chosen.vllm, caches_prefixes=policy.cache.enable_prefix_caching, accepted=accepted, proposed=proposed

@@ -166,10 +166,10 @@ class RadixSettings:
                 f"--hicache-size {self.hicache_size:g} GB hold no slot of {page_bytes // self.page_size:,} bytes; give "
                 "more, or leave out --enable-hierarchical-cache."
             )
-        return host_pages(num_pages, self.page_size, page_bytes, self.hicache_ratio, self.hicache_size)
+        return host_pages(num_pages, self.page_size, page_bytes, ratio=self.hicache_ratio, size_gb=self.hicache_size)
 
 
-def host_pages(num_pages: int, page_size: int, page_bytes: int, ratio: float, size_gb: float) -> int:
+def host_pages(num_pages: int, page_size: int, page_bytes: int, *, ratio: float, size_gb: float) -> int:
     """Return the number of pages in HiCache's host memory.
 
     The memory has `size_gb` x 10^9 bytes or, if `size_gb` is 0, room for `ratio` times `num_pages` pages. SGLang adds

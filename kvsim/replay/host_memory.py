@@ -163,8 +163,8 @@ def _size(meta: Meta) -> tuple[int, int]:
     policy, pool = meta.policy, meta.pool
     unit_bytes = pool.bytes_per_unit * int(meta.model.get("tensor_parallel_size", 1))
     if meta.policy_name == Radix.name:
-        size = (policy["hicache_ratio"], policy["hicache_size"])
-        return host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, *size), unit_bytes
+        size = {"ratio": policy["hicache_ratio"], "size_gb": policy["hicache_size"]}
+        return host_pages(pool.num_units or 0, pool.unit_tokens, pool.bytes_per_unit, **size), unit_bytes
     block_size = int(policy.get("kv_offloading_block_size") or pool.unit_tokens)
     slot_bytes = block_size // pool.unit_tokens * unit_bytes
     reported = policy.get("host_blocks")

@@ -93,7 +93,7 @@ def test_a_seed_decides() -> None:
 def test_a_file_says_what_is_right_and_what_is_proposed(tmp_path: Path) -> None:
     file = tmp_path / "accepted.txt"
     file.write_text("# of two requests\n2 0 1\n\n1/3, 0/0\n")
-    right, proposed = draft_counts_of(str(file), (), 3, 0, range(3))
+    right, proposed = draft_counts_of(str(file), synthetic_rates=(), num_tokens=3, seed=0, rows=range(3))
     rows = [
         [each.values[each.first[row] :][: each.lengths[row]].tolist() for row in range(3)] for each in (right, proposed)
     ]
