@@ -114,6 +114,7 @@ def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> A
     best = min(range(len(fits)), key=lambda index: fits[index][1])
     step_s, sequence_s, byte_s = fits[best][0]
     prompts = [row for row in rows if row.prompt_tokens and not row.num_decodes]
+    # A pair takes two FLOPs per element of a head for its score, and two for its weighted value.
     flop_s = min(row.seconds / (4 * row.num_heads * row.head_dim * _pairs(row)) for row in prompts)
     mixed = [_mixed_share(row, decodes, prompts, step_s) for row in rows if row.prompt_tokens and row.num_decodes]
     return AttentionCost(
@@ -125,6 +126,7 @@ def _nearest(rows: Sequence[Attention], reading: AttentionKind) -> list[Attentio
     """Return all measured launches with one kind of heads: the kind most similar to the heads of `reading`."""
 
     def distance(row: Attention) -> float:
+        # The size of a head counts most, the number of query heads per KV head least.
         heads = abs(np.log2(row.num_kv_heads / reading.num_kv_heads))
         group = abs(np.log2(row.num_heads / row.num_kv_heads * reading.num_kv_heads / reading.num_heads))
         return float(2 * abs(np.log2(row.head_dim / reading.head_dim)) + heads + group / 2)
@@ -140,6 +142,7 @@ def _fit(seqs: np.ndarray, read: np.ndarray, seconds: np.ndarray) -> tuple[tuple
     No coefficient is negative: one that would be is set to 0, and the others are fitted again. `seqs` (sequences),
     `read` (bytes) and `seconds` have one value per launch.
     """
+    # Divided by the measured seconds, every prediction should be 1, so the fit minimizes relative errors.
     features = np.stack([np.ones_like(seqs), seqs, read], axis=1) / seconds[:, None]
     kept = [0, 1, 2]
     costs = np.zeros(3)
