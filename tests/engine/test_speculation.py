@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_right_is_refused_by_its_line(tmp_path: Path, text
     file = tmp_path / "accepted.txt"
     file.write_text(text)
     with pytest.raises(WorkloadError, match=words):
-        draft_counts_of(str(file), (), 3, 0, range(1))
+        draft_counts_of(str(file), synthetic_rates=(), num_tokens=3, seed=0, rows=range(1))
 
 
 @pytest.mark.parametrize(
