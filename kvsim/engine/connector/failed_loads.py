@@ -42,7 +42,7 @@ def fall_back(engine: Engine, launched: int) -> None:
     in `Engine.launched`.
 
     `_cut` reduces the computed tokens of each sequence with such a block. With `ConnectorSettings.recomputes`, the
-    sequence computes the others again; otherwise it ends with an error.
+    sequence computes the other tokens again; otherwise it ends with an error.
     """
     state, connector = engine.state, engine.connector
     if not _mark(engine):
@@ -95,11 +95,12 @@ def _unmark(engine: Engine) -> None:
 
 @part
 def _cut(engine: Engine, sequence: Sequence, computed: int, forgets: bool) -> bool:
-    """Reduce the `computed` tokens of a sequence to those before its first block with the mark `_BAD`. Return True if
-    it has a block with this mark or with `_SEEN`.
+    """Reduce `Sequence.computed` to the tokens before the sequence's first block with the mark `_BAD`, and mark this
+    block as seen. Return True if the sequence has a block with the mark `_BAD` or `_SEEN`.
 
-    Blocks marked as seen reduce nothing, because another sequence recomputes them. With `forgets`, the first bad block
-    and all later blocks of the sequence are removed from the prefix cache.
+    Only the first `computed` tokens of the sequence are visited. Blocks marked as seen reduce nothing, because another
+    sequence recomputes them. With `forgets`, the first bad block and all later blocks of the sequence are removed from
+    the prefix cache.
     """
     settings, marks = engine.settings, engine.connector.marks
     table = table_of(engine, sequence, 0)

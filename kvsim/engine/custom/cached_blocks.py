@@ -129,7 +129,9 @@ class CachedBlocks:
                 self._push(cached, self._rank(cached))
 
     def first_ranked(self) -> Cached:
-        """Remove and return the free block with the smallest rank; among equals, the one ranked first."""
+        """Remove the free block with the smallest rank from the heap, and return it; among equals, the one that was
+        ranked first. At least one block must be free.
+        """
         while self._ranked:
             _, entry, cached = heappop(self._ranked)
             if cached.heap_entry == entry:
@@ -156,8 +158,8 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Return the number of tokens in the cached blocks that continue the prefix `key`. Of blocks that hold the same
-        prefix, one counts.
+        """Return the number of tokens in the cached blocks that continue the prefix `key`. Blocks that hold the same
+        prefix are counted once.
         """
         if self._below is None:
             self._below = {}

@@ -123,7 +123,9 @@ class CustomRules:
         self._tokens_since_output = 0
         """Number of tokens scheduled since the last step that yields an output token, or since there was no request."""
         self._checked_above = 0
-        """Value of `_tokens_since_output` above which its limit is computed again and checked."""
+        """Last known limit of `_tokens_since_output`. If it is exceeded, the limit is computed again, because it grows
+        with the known tokens.
+        """
         self._alone: int | None = None
         """Number of the sequence for which `compute` is being called; None at other times."""
         self._next: Iterator[ServedRequest] | None = None
@@ -152,7 +154,7 @@ class CustomRules:
         return self._served[number]
 
     def fill_step(self, engine: Engine) -> int:
-        """Let the policy fill the step; return the number of tokens that it leaves unused."""
+        """Let the policy fill the step. Return the number of tokens of the budget that it leaves unused."""
         self._engine, state = engine, engine.state
         self._has_declined = False
         self.ask(self.policy.schedule, self)
@@ -322,7 +324,7 @@ class CustomRules:
 
     def cost_s(self, tokens: Mapping[ServedRequest, int] | None = None) -> float:
         """Return the duration of this step in seconds, if it also computed `tokens[request]` tokens of each request in
-        `tokens`; None: no others than it has already.
+        `tokens`. If `tokens` is None, count only the tokens that are assigned already.
         """
         return step_costs.cost_s(
             self.engine,

@@ -35,7 +35,9 @@ class OptimalEviction:
         self._end_tokens: dict[int, int] = {}
         """Number of tokens from the beginning of the prompt to the end of each cached block."""
         self._free: list[tuple[int, int, int, int]] = []
-        """Heap of free cached blocks as (-next use, -end in tokens, block, key). Some entries are outdated."""
+        """Heap of free cached blocks. An entry has the position of the block's next use and the number of tokens up to
+        its end, both negated, then the block id and its key. Entries may be outdated.
+        """
         self._without_prefix: list[int] = []
         """Blocks that held no prefix when they were freed; they are evicted first. A block that is in use or holds a
         prefix again is dropped when its turn comes.

@@ -34,7 +34,7 @@ def check_offload(policy: Paged, num_groups: int, shortest_prompt: int) -> None:
     `shortest_prompt` the number of tokens of the workload's shortest prompt.
 
     Raises:
-        UsageError: see the messages below.
+        UsageError: the release, another setting, the model or the prompts do not allow the offload.
     """
     cache = policy.cache
     if not cache.kv_offloading_size:

@@ -174,8 +174,9 @@ def _record_allocations(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _must_wait_for(engine: Engine, job: int) -> bool:
-    """Tell whether the step just scheduled has to wait for copy `job`: a store whose sequence it preempts, or a store
-    of an ended sequence from whose GPU blocks it allocates one. It waits for no load.
+    """Tell whether the step just scheduled has to wait for the end of copy `job`. It has to if `job` is a store of a
+    sequence that it preempts. It also has to if `job` is a store of an ended sequence, and it allocates one of the GPU
+    blocks that this store reads.
     """
     state, host, record = engine.state, engine.host, engine.host.jobs[job]
     if record.is_load:
@@ -225,7 +226,7 @@ def _store(engine: Engine, sequence: Sequence) -> None:
 @part
 def _make_room_for(engine: Engine, sequence: Sequence, begin: int, end: int) -> int:
     """Make room for those of a sequence's host blocks [begin, end) that the host lacks. Return their number, or -1 if
-    too few others can be evicted.
+    too few host blocks can be evicted. None of [begin, end) is evicted.
     """
     host, num_new, num_recent, num_frequent = engine.host, 0, 0, 0
     host_pool.begin_sparing(engine)

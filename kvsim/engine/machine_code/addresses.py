@@ -23,7 +23,7 @@ class SingleRecord:
 
     dtype: np.dtype[Any]
     constants: tuple[tuple[str, int], ...] = ()
-    """Names and values of the fields that are compiled as constants."""
+    """Names and values of the fields that are compiled as constants; empty except for `Settings`."""
 
 
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | SingleRecord | Any | Layout], ...]"

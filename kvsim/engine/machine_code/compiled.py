@@ -31,7 +31,9 @@ EntryPoint: TypeAlias = Callable[[Any, int, float], int]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-"""Options of numba for every part. Without `fastmath`, times equal the interpreter's to the last bit."""
+"""Options of numba for every part, which is a function of the engine that compiled code may call. `fastmath` is off, so
+that times equal the interpreter's to the last bit.
+"""
 
 _parts: list[Callable[..., Any]] = []
 _replacements: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
@@ -170,7 +172,7 @@ def without_asserts(function: Function) -> Function:
 
 @cache
 def _codes(file: str) -> dict[tuple[str, int], CodeType]:
-    """Return the code objects of a source file's functions, without asserts, by qualified name and first line."""
+    """Return the code of each function in a source file, without asserts, by (qualified name, first line)."""
     module = compile(Path(file).read_text(encoding="utf-8"), file, "exec", optimize=1, dont_inherit=True)
     return {(code.co_qualname, code.co_firstlineno): code for code in module.co_consts if isinstance(code, CodeType)}
 

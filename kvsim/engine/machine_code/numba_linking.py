@@ -42,7 +42,9 @@ def is_known(release: str = numba.__version__) -> bool:
 
 
 class PartLibrary(JITCodeLibrary):
-    """LLVM code of one part, with references to the parts that it calls. It never runs alone."""
+    """LLVM code of one part (a function of the engine), with references to the parts that it calls. It never runs by
+    itself: `EntryLibrary` links it.
+    """
 
     def __init__(self, codegen: Any, name: str) -> None:
         CodeLibrary.__init__(self, codegen, name)
@@ -243,7 +245,9 @@ class Remembering:
         return getattr(self._context, name)
 
     def resolve_function_type(self, function: Any, args: Any, kws: Any) -> Any:
-        """Return the signature of a call. The first call also makes numba compile the function for these types."""
+        """Return the signature of `function` for arguments of these types; None if it cannot be called with them. At
+        the first query for these types, numba also compiles the function.
+        """
         key = id(function), tuple(args), tuple(kws.items())
         if key not in self._signatures:
             found = self._context.resolve_function_type(function, args, kws)

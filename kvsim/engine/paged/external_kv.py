@@ -196,7 +196,9 @@ def num_reserved(engine: Engine) -> int:
 
 @part
 def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
-    """Reserve blocks for the rest of a sequence's prompt until `end_prefilling` is called for it, if none are yet."""
+    """Reserve blocks for the rest of a sequence's prompt until `end_prefilling` is called for the sequence. Do nothing
+    if they are reserved already.
+    """
     external = engine.external
     record = external.sequences[sequence.number]
     if record.prefilling_place == 0:

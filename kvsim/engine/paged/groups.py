@@ -164,8 +164,8 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
     A hit ends at a multiple of `Settings.cache_tokens`. It needs the blocks of one window, or the one state, before its
     end. With a retention interval (`Settings.retention_tokens`), such blocks are cached only for hits that end at a
-    multiple of the interval, at the end of the prompt, or at `Sequence.junction`, where an earlier hit of some groups
-    ended.
+    multiple of the interval, at the end of the prompt, or at `Sequence.junction`: the end of a longer prefix that only
+    some groups had cached.
     """
     settings, record = engine.settings, engine.groups[group]
     if not settings.has_windows or record.keeps_all:
@@ -369,9 +369,12 @@ def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_t
     boundary of the prompt; the last boundary up to `Sequence.junction`. Otherwise it ends at the last boundary that it
     reaches.
 
-    A chunk that reaches the end of the prompt may end there. Without `Settings.cuts_wide_blocks`, a chunk after the
-    prompt's last boundary may end anywhere; with it, so may a chunk inside a block that has more tokens than a step
-    computes of one prompt.
+    In three cases, a chunk need not end at a boundary:
+
+    - It reaches the end of the prompt.
+    - Without `Settings.cuts_wide_blocks`: it begins after the prompt's last boundary.
+    - With `Settings.cuts_wide_blocks`: it reaches no boundary, because a block has more tokens than a step computes of
+      one prompt.
     """
     settings, block_size = engine.settings, engine.settings.boundary_tokens
     prompt_end = max(sequence.prompt_tokens, sequence.num_tokens - 1)

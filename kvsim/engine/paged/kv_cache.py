@@ -28,8 +28,8 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def num_admissible(engine: Engine) -> int:
-    """Return the number of free blocks that a waiting sequence may take. While sequences run, these are all free blocks
-    but `Settings.watermark_blocks`.
+    """Return the number of free blocks that a waiting sequence may take. While sequences run, `watermark_blocks` of the
+    free blocks are kept back for them.
     """
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
@@ -150,7 +150,8 @@ def _mark_tail(engine: Engine, sequence: Sequence, group: int, end_tokens: int) 
     """Mark the block in which the last full hash of a prompt ends (`HAS_TAIL`), if the block is only partly full and
     has no key, and the hash ends within the first `end_tokens` tokens.
 
-    vLLM gives such a block the key of the hash. No lookup finds the block by this key, but the block is reused later.
+    vLLM gives such a block the key of the hash. No lookup finds the block by this key. But once freed, the block goes
+    to the tail of the free queue, like blocks with a prefix.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     hash_tokens = record.block_size // record.hashes_per_block
@@ -203,9 +204,9 @@ def _next_to_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 
 @part
 def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Mark the recurrent state at the last boundary of a prompt as written by the step being scheduled, if that is the
-    last boundary within the first `num_tokens` tokens. So no other sequence hits the state before the next step. vLLM
-    does this even if an earlier step has written the state.
+    """Mark the recurrent state at the last boundary of a prompt as written by the step being scheduled, if the first
+    `num_tokens` tokens reach this boundary and no later one. So no other sequence hits the state before the next step.
+    vLLM does this even if an earlier step has written the state.
     """
     settings = engine.settings
     end_tokens = num_tokens // settings.commit_tokens * settings.commit_tokens

@@ -81,9 +81,9 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
     """Store the hits of a kind of layers within the first `current` tokens. Return the number of hit blocks, which is
     the same in all groups of the kind.
 
-    If drafting computes the last hit block of this kind again (`Group.drops_hit`), look up one block more and leave out
-    the last block found. `limit` is the largest number of tokens of such a lookup, unless `Settings.drops_after_prompt`
-    allows all known tokens. A kind does this once, and again only after another kind has shortened the hit.
+    If drafting computes the last hit block of this kind again (`Group.drops_hit`), look up one block more, within
+    `limit` tokens, and leave out the last block found. With `Settings.drops_after_prompt`, all known tokens replace
+    `limit`. A block is left out only once in a lookup, and once more after another kind has shortened the hit.
     """
     record, settings = engine.groups[first], engine.settings
     if not settings.drops_last_hit:
@@ -152,8 +152,8 @@ def _cut(engine: Engine, first: int, hit_tokens: int) -> None:
 
 @part
 def _find_full(engine: Engine, sequence: Sequence, first: int, limit: int, leaves_out: bool) -> int:
-    """Return the number of leading cached blocks of full attention, without the last one if `leaves_out`. It is rounded
-    down, so that the hit ends at a multiple of `Settings.cache_tokens`.
+    """Store the leading cached blocks of full attention within the first `limit` tokens. Return their number, without
+    the last one if `leaves_out`, rounded down so that the hit ends at a multiple of `Settings.cache_tokens`.
     """
     block_size, num_hits = engine.groups[first].block_size, 0
     while num_hits < limit // block_size and _store_hit(engine, sequence, first, num_hits):

@@ -15,7 +15,9 @@ _OFTEN = 2
 @part
 def update(engine: Engine, node: int) -> None:
     """Put a node at its right place in the heap after its record has changed. Add it if it has become evictable, and
-    remove it if it is not evictable any longer: a leaf on the device without locks, except the root, is evictable.
+    remove it if it is not evictable any longer.
+
+    A node is evictable if it is on the device, is not the root, and has no locks and no children on the device.
     """
     record, radix = engine.radix.nodes[node], engine.radix.state
     if node != ROOT and record.locks == 0 and record.num_children == 0 and record.is_on_device:

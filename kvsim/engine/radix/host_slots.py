@@ -25,7 +25,7 @@ def alloc(engine: Engine, node: int) -> None:
 
 @part
 def free(engine: Engine, node: int) -> None:
-    """Free the slots of a node that is on the host. It is not on the host any longer."""
+    """Free the slots of a node, and record that it is not on the host any longer."""
     radix, record = engine.radix.state, engine.radix.nodes[node]
     radix.num_free_host += record.num_pages
     record.is_on_host = False

@@ -122,7 +122,7 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
 
 @part
 def finish_ended(engine: Engine) -> None:
-    """End the copies that the scheduler finds ended at the beginning of a pass. Call this there. Do nothing if the
+    """End the copies that the scheduler finds ended. This must be called at the beginning of a pass. Do nothing if the
     caller reports the ends of copies.
     """
     radix, settings = engine.radix.state, engine.radix.settings

@@ -219,7 +219,8 @@ def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
     left; 0 if they do not suffice. The request has `num_tokens` prompt tokens left and at most `most_new` output
     tokens.
 
-    Between 0 and `_most_at_once`, the result applies only to a request whose windows would not fit into the whole pool.
+    A result between 0 and `_most_at_once` is returned only for a request whose windows would not fit into the whole
+    pool.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)

@@ -93,7 +93,7 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
 def _num_live_tokens(engine: Engine, node: int, num_before: int) -> int:
     """Return the number of tokens with window slots that directly precede the end of a node, without a gap.
 
-    `num_before` is the number that precedes the end of the node's parent. Without windows, it is returned unchanged.
+    `num_before` is the result for the node's parent. If there are no windows, it is returned unchanged.
     """
     if engine.radix.settings.window_tokens == 0:
         return num_before
@@ -106,10 +106,11 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
     """Insert the first `num_pages` pages of a request's row into the tree. Return the node at which they end.
 
     Where the tree already has the same tokens, the request's pages are freed as duplicates, and its row gets the pages
-    of the tree instead. The first `protected` pages of the row are pages of the tree already. There are two exceptions:
-    nodes without windows (see `_replace_duplicates`), and nodes that are only on the host, which take over the
-    request's pages. A hit is counted for each node that ends after the first `inserted` pages, which the request has
-    inserted before.
+    of the tree instead. There are two exceptions: nodes without windows (see `_replace_duplicates`), and nodes that are
+    only on the host, which take over the request's pages. The first `protected` pages of the row are pages of the tree
+    already.
+
+    A hit is counted for each node that ends after the first `inserted` pages, which the request has inserted before.
     """
     nodes = engine.radix.nodes
     _tick(engine)  # counts as an access, although the root has no stamp
@@ -248,7 +249,7 @@ def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
 
 @part
 def _num_common_pages(engine: Engine, sequence: Sequence, node: int, most: int) -> int:
-    """Return the number of leading pages of a node that match a request, at most `most`. The first page matches."""
+    """Return the number of leading pages of a node that match a request, at most `most`. The first page must match."""
     record = engine.radix.nodes[node]
     low, high = 1, min(record.num_pages, most)
     page = record.begin + high - 1

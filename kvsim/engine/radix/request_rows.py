@@ -15,8 +15,8 @@ from kvsim.engine.state import Engine
 
 NO_ROW = -1
 _EXTENDS_BEFORE_SLIDING = 2
-"""Smallest number of prefills that must have computed a part of a request's prompt before its next prefill frees window
-slots, if two steps may be in flight.
+"""Number of prefills of a request after which its next prefill frees window slots, if two steps may be in flight. After
+fewer prefills, it frees none.
 """
 
 

@@ -5,8 +5,8 @@ SGLang. `get_next_batch_to_run` first merges the last prefill into the running b
 (`get_new_batch_prefill`). If there is none, it decodes (`update_running_batch`); if memory is short, it retracts the
 requests with the fewest outputs. `process_batch_result` processes the outputs.
 
-With overlap, a batch is launched before the results of the previous batch are processed. So the scheduler knows in
-advance that a request ends by its length, but not that it ends by a stop token.
+With SGLang's overlap schedule, a batch is launched before the results of the previous batch are processed. So the
+scheduler knows in advance that a request ends by its length, but not that it ends by a stop token.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def has_work(engine: Engine) -> bool:
 
 @part
 def add(engine: Engine, sequence: Sequence) -> None:
-    """Append a new or a retracted request to the queue."""
+    """Append a new or a retracted (preempted) request to the queue."""
     radix, holding = engine.radix.state, engine.radix.holdings[sequence.number]
     radix.num_entered += 1
     radix.num_idle_passes = 0
