@@ -96,7 +96,7 @@ class KVCacheGroup:
 
     def held_blocks(self, num_tokens: int) -> int:
         """Return the largest number of blocks that a sequence of `num_tokens` tokens can hold at the same time while it
-        decodes. With a window or chunk, this is less than `blocks_for`, because a step computes only one token.
+        decodes. With a window or chunk, this may be less than `blocks_for`, because a step computes only one token.
         """
         whole = _blocks(num_tokens, self.block_size)
         if self.kind is CacheKind.SLIDING_WINDOW and self.window is not None:

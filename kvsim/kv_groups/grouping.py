@@ -219,8 +219,8 @@ def hashed_by_mode(layout: KVCacheLayout) -> KVCacheLayout:
 
 
 def pipeline_stages(num_layers: int, pipeline_parallel_size: int) -> tuple[range, ...]:
-    """Return the indices of the layers of each pipeline stage. The stages have equal numbers of layers; if there is a
-    remainder, this number of stages just before the last one have one more layer each.
+    """Return the indices of the layers of each pipeline stage. The numbers of layers are equal, or they differ by 1:
+    then the stages just before the last one have one layer more.
 
     Raises:
         UsageError: there are more stages than layers.

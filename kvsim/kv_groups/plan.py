@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from kvsim.errors import BudgetError, UsageError
@@ -139,21 +140,23 @@ def plan_cache(
 @lru_cache(maxsize=256)
 def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tuple[int, ...]]:
     """Return the results of (`cache_layout`, `bytes_per_block`)."""
-    by_layer = layer_specs(model, settings)
+    specs_of_layers = layer_specs(model, settings)  # in the order of the model; a layer may have several caches
     if settings.uniform and model.recurrent_layers:
         raise UsageError(
             f"{model.name} has {len(model.recurrent_layers)} recurrent layers, which keep no tokens: there is no "
             "uniform cache to compare with."
         )
-    specs: list[LayerSpec] = [as_full(spec) if settings.uniform else spec for caches in by_layer for spec in caches]
-    starts = [0]
-    for caches in by_layer:
-        starts.append(starts[-1] + len(caches))
-    first_drafting = starts[len(by_layer) - len(settings.draft_layers)]
-    specs = [replace(spec, is_draft=index >= first_drafting) for index, spec in enumerate(specs)]
-    ends = list(pipeline_stages(len(by_layer) - len(settings.draft_layers), model.pipeline_parallel_size))
-    ends[-1] = range(ends[-1].start, len(by_layer))
-    stages = tuple(range(starts[stage.start], starts[stage.stop]) for stage in ends)
+    num_layers = len(specs_of_layers) - len(settings.draft_layers)
+    specs: list[LayerSpec] = [
+        replace(as_full(spec) if settings.uniform else spec, is_draft=layer >= num_layers)
+        for layer, caches in enumerate(specs_of_layers)
+        for spec in caches
+    ]
+    # Grouping counts caches, pipeline stages count layers: `first_cache` converts the index of a layer.
+    first_cache = list(accumulate(map(len, specs_of_layers), initial=0))
+    layers_of_stages = list(pipeline_stages(num_layers, model.pipeline_parallel_size))
+    layers_of_stages[-1] = range(layers_of_stages[-1].start, len(specs_of_layers))  # with the draft layers
+    stages = tuple(range(first_cache[layers.start], first_cache[layers.stop]) for layers in layers_of_stages)
     # vLLM disables the hybrid manager for chunked models, unless an environment variable enables it.
     is_chunked = any(spec.kind == "chunked_local" for spec in specs)
     grouping = group_layers(specs, hybrid_manager=settings.hybrid_manager and not is_chunked)

@@ -158,7 +158,9 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
 
 
 def check_length(model: Model, max_model_len: int | None) -> None:
-    """Raise a `UsageError` if vLLM does not serve `model` with sequences of `max_model_len` tokens."""
+    """Raise a `UsageError` if vLLM does not serve `model` with sequences of `max_model_len` tokens. None, for a length
+    that is not set, is accepted.
+    """
     longest = model.max_position_embeddings
     if max_model_len is not None and max_model_len > longest:
         raise UsageError(
@@ -168,7 +170,9 @@ def check_length(model: Model, max_model_len: int | None) -> None:
 
 
 def check_block_size(model: Model, block_size: int | None) -> None:
-    """Raise a `UsageError` if vLLM has no attention kernel for `model` with blocks of `block_size` tokens."""
+    """Raise a `UsageError` if vLLM has no attention kernel for `model` with blocks of `block_size` tokens. None, for a
+    size that is not set, is accepted.
+    """
     least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
     if block_size is not None and model.attention_layers and block_size % least:
         raise UsageError(

@@ -113,20 +113,22 @@ def prompt_keys(workload: Workload, block_size: int, ahead_tokens: int = 0) -> R
     Raises:
         WorkloadError: neither `block_size` nor the number of tokens per hash is a multiple of the other.
     """
-    unknown = np.ones(len(workload), np.bool_)
+    # Each prompt takes its codes from the first kind of data that it has (`rows`: those prompts). The codes of each
+    # kind are shifted above those of the kinds before, so that codes of different kinds are never equal.
+    without_codes = np.ones(len(workload), np.bool_)
     num_blocks, parts, num_codes = np.zeros(len(workload), np.int64), [], 0
-    for lengths, codes, size in (
+    for lengths, codes, bound in (
         _codes_of_tokens(workload, block_size, ahead_tokens),
         _codes_of_hashes(workload, block_size, ahead_tokens),
         _codes_of_images(workload, block_size, ahead_tokens),
         _codes_of_prefixes(workload, block_size, ahead_tokens),
     ):
-        rows = unknown & (lengths >= 0)
-        kept = np.repeat(rows, np.maximum(lengths, 0))
-        parts.append((rows, codes[kept] + num_codes))
+        rows = without_codes & (lengths >= 0)
+        is_taken = np.repeat(rows, np.maximum(lengths, 0))
+        parts.append((rows, codes[is_taken] + num_codes))
         num_blocks[rows] = lengths[rows]
-        unknown &= ~rows
-        num_codes += size
+        without_codes &= ~rows
+        num_codes += bound
     all_codes = np.empty(num_blocks.sum(), np.int64)
     for rows, codes in parts:
         all_codes[np.repeat(rows, num_blocks)] = codes
@@ -146,26 +148,37 @@ def with_answers(
     """
     if turns is None:
         return prompts
-    known, repeated = prompts.lengths, _full_blocks(turns.history_tokens.astype(np.int64), block_size, ahead_tokens)
-    of_prompt, rows = np.maximum(known, repeated), np.flatnonzero(turns.after >= 0)
-    lengths = of_prompt.copy()
-    np.maximum.at(lengths, turns.after[rows], repeated[rows])
-    offsets = np.concatenate(([0], np.cumsum(lengths)))
+    # Numbers of blocks, by row: with known keys; in the history; in the prompt; in the prompt and the repeated answer.
+    num_known = prompts.lengths
+    num_repeated = _full_blocks(turns.history_tokens.astype(np.int64), block_size, ahead_tokens)
+    num_in_prompt = np.maximum(num_known, num_repeated)
+    num_blocks, later_rows = num_in_prompt.copy(), np.flatnonzero(turns.after >= 0)
+    np.maximum.at(num_blocks, turns.after[later_rows], num_repeated[later_rows])
+    # Every block gets a new key first. Known keys of prompts replace these.
+    offsets = np.concatenate(([0], np.cumsum(num_blocks)))
     keys = np.arange(offsets[-1]) + prompts.values.max(initial=-1) + 1
-    block, row_of_block = _blocks_of_rows(lengths)
-    keys[block < known[row_of_block]] = prompts.values
+    block, row_of_block = _blocks_of_rows(num_blocks)
+    keys[block < num_known[row_of_block]] = prompts.values
+    # Then both turns of a pair get the same keys for the blocks that they share.
+    pairs = list(zip(later_rows.tolist(), turns.after[later_rows].tolist(), strict=True))
     begins = offsets.tolist()
-    pairs = [(begins[row], begins[after], row, after) for row, after in zip(rows, turns.after[rows], strict=True)]
     # Known keys of an answer go from the later turn to the earlier. In reverse, so that the first of several turns that
     # follow one answer is copied last and prevails.
-    for later, earlier, row, after in reversed(pairs):
-        first, end = of_prompt[after], min(known[row], repeated[row])
-        keys[earlier + first : earlier + max(first, end)] = keys[later + first : later + max(first, end)]
+    for later, earlier in reversed(pairs):
+        first, end = num_in_prompt[earlier], min(num_known[later], num_repeated[later])
+        _copy_keys(keys, begins[later], begins[earlier], first, end)
     # Unknown keys of a history go from the earlier turn, whose row is complete by now, to the later.
-    for later, earlier, row, _ in pairs:
-        first, end = known[row], max(known[row], repeated[row])
-        keys[later + first : later + end] = keys[earlier + first : earlier + end]
+    for later, earlier in pairs:
+        _copy_keys(keys, begins[earlier], begins[later], num_known[later], num_repeated[later])
     return Ragged(keys, offsets, np.int64)
+
+
+def _copy_keys(keys: Column, source: int, target: int, first: int, end: int) -> None:
+    """Copy the keys of blocks [first, end), if there are any, from the row that begins at index `source` of `keys` to
+    the row that begins at `target`.
+    """
+    if first < end:
+        keys[target + first : target + end] = keys[source + first : source + end]
 
 
 def _full_blocks(num_tokens: npt.NDArray[np.integer[Any]], block_size: int, ahead_tokens: int) -> Column:
@@ -245,13 +258,15 @@ def _blocks_of_rows(lengths: Column) -> tuple[Column, Column]:
 
 
 def _by_first_appearance(codes: Column, num_codes: int) -> Column:
+    """Return `codes`, which are below `num_codes`, renumbered from 0 on in the order in which they first appear."""
     if num_codes > 8 * len(codes):  # a table of all codes would be mostly empty
         distinct, codes = np.unique(codes, return_inverse=True)
         num_codes = len(distinct)
     places = np.arange(len(codes))
-    first = np.empty(num_codes, np.int64)
-    first[codes[::-1]] = places[::-1]  # reversed, since the last of several assignments prevails
-    first_place = first[codes]
+    first_place_of = np.empty(num_codes, np.int64)
+    first_place_of[codes[::-1]] = places[::-1]  # reversed, since the last of several assignments prevails
+    first_place = first_place_of[codes]
+    # A code's number is the number of first appearances before its own.
     return (np.cumsum(first_place == places) - 1)[first_place]
 
 

@@ -12,6 +12,7 @@ scheduler knows in advance that a request ends by its length, but not that it en
 from __future__ import annotations
 
 from kvsim.engine import in_flight, waiting_queue
+from kvsim.engine.linked_list import HEAD
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.radix import (
     link_copies,
@@ -350,8 +351,8 @@ def _num_allocatable_reqs(engine: Engine) -> int:
 @part
 def _admit_waiting(engine: Engine, has_chunked: bool) -> None:
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
-    number = engine.sequences[0].next
-    while number != 0 and prefill_adder.budget_state(engine) != OTHER:
+    number = engine.sequences[HEAD].next
+    while number != HEAD and prefill_adder.budget_state(engine) != OTHER:
         sequence = engine.sequences[number]
         number = sequence.next
         if state.num_listed >= _num_allocatable_reqs(engine):

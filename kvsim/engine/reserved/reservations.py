@@ -204,8 +204,8 @@ def _assign_extent(engine: Engine, sequence: Sequence, address: int, length: int
 
 @part
 def _remove_extent(engine: Engine, sequence: Sequence) -> None:
-    """Record that a sequence no longer has its extent, and subtract the extent's slots from the held slots of the
-    totals. The sequence's written slots are not subtracted.
+    """Record that a sequence no longer has its extent, and subtract the extent's slots from the totals of held slots.
+    The sequence's written slots stay counted.
     """
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
