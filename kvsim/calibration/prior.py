@@ -1,6 +1,6 @@
 """Initial values for a fit of vLLM's step times: from a GPU's data sheet, with constants for the host.
 
-No coefficient may be zero, because a fit multiplies each by a factor.
+No coefficient that is fitted may be zero, because a fit multiplies each by a factor.
 """
 
 from __future__ import annotations

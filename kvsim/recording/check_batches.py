@@ -19,7 +19,6 @@ def check_batches(recording: Recording, file: Path) -> None:
 
     A batch that has ended must be as long as its longest answer. In a simulation, batches must also fit into the pool;
     in other recordings, all requests of a batch must have the same limit.
-
     """
     requests = recording.requests
     batches = _BatchRows.of(recording)

@@ -94,7 +94,7 @@ def rises(values: np.ndarray, compare: np.ufunc = np.greater_equal, *, least: fl
     """Tell, for each value, whether it is at least the value before it; with `compare=np.greater`, whether it is
     larger.
 
-    The first value must be at least `least`.
+    The first value is compared with `least`: it must be at least that.
     """
     holds = np.ones(len(values), np.bool_)
     holds[:1] = values[:1] >= least

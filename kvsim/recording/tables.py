@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 IntArray = npt.NDArray[np.integer[Any]]
 FloatArray = npt.NDArray[np.float64]
 
-
 WHOLE_TABLE = -1
 """Value of `Memory.address` in a release of a whole table."""
 _LETTER_BYTES = 4

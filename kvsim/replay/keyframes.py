@@ -131,7 +131,7 @@ def apply_operations(
 
 
 def _show_remaining_holders(ledger: Ledger | FewUnits, units: npt.NDArray[np.intp], columns: UnitColumns) -> None:
-    """Make a request that still holds each of `units` its owner: the one that will free the unit last."""
+    """Show as the owner of each of `units` a request that still holds it: the one that will free it last."""
     if not len(units):
         return
     # The key's second number is the operation that gave the unit to this request.

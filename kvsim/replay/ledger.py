@@ -229,7 +229,6 @@ def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt
     without a prefix cache.
 
     If only a part of a table is released, the number is 0, or above all others if the part stays cached.
-
     """
     memory = recording.memory
     if not recording.meta.prefix_caching:

@@ -244,7 +244,6 @@ class Replay:
     def block_tables(self) -> tuple[Numbers, Numbers, IntArray]:
         """Return three arrays: the requests that hold memory at the current frame, in order of admission; and for each
         of their units, the index of its holder among these requests, and its address.
-
         """
         tables, live = self.ledger.tables, self.live_requests()
         begin, end = tables.first_of_request[live], tables.first_of_request[live + 1]

@@ -72,7 +72,6 @@ class Images:
     """Images of all prompts in one table. Rows `offsets[i]` to `offsets[i + 1] - 1` are the images of prompt `i`,
     sorted by `place`.
 
-
     Raises:
         WorkloadError: a number does not fit into its column.
         UsageError: a column has the wrong shape or type.

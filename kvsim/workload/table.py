@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from kvsim.workload.images import ImageDistribution
     from kvsim.workload.turns import Turns
 
-
 _ADAPTERS = 4
 """Number of the stream of random numbers for adapters, which differs from those of other draws with the same seed."""
 _AT_ONCE_S = 1e-12
