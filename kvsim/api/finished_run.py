@@ -89,7 +89,8 @@ class Run(Recording):
         return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose, theme=theme)
 
     def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
-        """Draw the memory pool at `at_s` seconds; if it is None, at the moment with which the interface opens.
+        """Draw the memory pool at `at_s` seconds. If it is None, draw it at the first preemption, or else where most
+        memory is wasted, or a request is refused, or most requests run.
 
         Each cell shows one or more units of memory, coloured by their content. `width` and `height` are in characters.
         A notebook displays the result; `str()` returns its SVG.

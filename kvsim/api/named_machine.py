@@ -85,8 +85,8 @@ def _card_and_model(
 ) -> tuple[Gpu, Model, Any]:
     """Return the GPU, the model with the settings of `stated`, and the source of their step times.
 
-    The source is a name or a file. It is None if neither `stated` nor `gpu` names one; kvsim then chooses the best that
-    it has.
+    The source is a name, a file or a `StepTimeModel`. It is None if neither `stated` nor `gpu` has one; kvsim then
+    chooses the best that it has.
     """
     source, tensor_parallel_size = stated.times, stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):

@@ -86,7 +86,7 @@ replicas_options = with_options(
 
 
 class FleetFlags(NamedTuple):
-    """Number and kind of the servers."""
+    """Servers that the flags ask for: their number, their router, and how KV moves between servers."""
 
     disaggregation: Disaggregation | None
     replicas: int = 1

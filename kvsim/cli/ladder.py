@@ -32,7 +32,9 @@ _DECIDED = {
     *("async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"),
     *("load", "rate", "ramp", "burstiness", "rate_profile"),
 }
-"""Flags that have no effect on a ladder: a rung itself fixes what they set, and all requests arrive at once."""
+"""Flags that have no effect on a ladder: rungs have their own settings, all requests arrive at once, and runs are not
+checked.
+"""
 
 
 def check_ladder_flags(context: click.Context) -> None:

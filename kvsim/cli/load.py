@@ -136,7 +136,7 @@ def users_of(flags: dict[str, Any]) -> int | None:
 def load_of(flags: dict[str, Any], workload: Workload) -> Load:
     """Return `workload` with the users or the rate that the flags give.
 
-    The load has no rate if arrivals follow a ramp, or if the flags give none.
+    The load has no rate if arrivals follow a ramp, or if the flags give none or infinity.
     """
     from kvsim.fitting import Load
 

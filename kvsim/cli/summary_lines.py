@@ -143,10 +143,11 @@ def time_source(recording: Recording | Measured) -> str:
 
 
 def time_lines(recording: Recording | Measured, *, lists_recordings: bool = False) -> list[str]:
-    """Return the lines of a text about the source of a run's step times, first in short, then in full.
+    """Return the lines of a text about the source of a run's step times.
 
-    For a recording of a real engine, the text is a single line. With `lists_recordings`, the last line lists the
-    recordings with which the error of the step times was measured, if it was measured.
+    If step times of this class are known to kvsim, the first line has the source in short, and the second one in full.
+    Otherwise there is one line. With `lists_recordings`, the last line lists the recordings with which the error of the
+    step times was measured, if it was measured.
     """
     source = time_source(recording)
     if recording.meta.source != "simulation":

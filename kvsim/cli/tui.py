@@ -38,7 +38,9 @@ _LIST = "list"
 """Value of --lesson if no number is given, which lists the lessons."""
 _PORT = 8000
 _FEW_REQUESTS = 1_000
-"""Largest number of requests for which the run is interpreted, not compiled, because a person waits for it."""
+"""Largest number of requests of a run that is interpreted, because a person waits for it. If machine code is on disk,
+the run may be compiled anyway.
+"""
 
 
 @click.command("tui", cls=ServedCommand)

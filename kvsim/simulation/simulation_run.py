@@ -345,8 +345,8 @@ class SimulationRun:
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _progress(self) -> Callable[[Engine], None] | None:
-        """Return a function that reports to the callback when requests of a server have ended; None without
-        a callback.
+        """Return a function that calls the option `progress` when requests of a server have ended; None without this
+        option.
         """
         progress, num_requests = self.setup.options.get("progress"), len(self.setup.workload)
         if progress is None:

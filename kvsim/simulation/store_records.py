@@ -88,7 +88,9 @@ class _LoadedPrompt(NamedTuple):
     """
 
     from_s: float
-    """Earliest time of the decision: the begin of the step before the one that allocates the blocks."""
+    """Earliest time of the decision: the begin of the step before the one that allocates the blocks; 0 if that is the
+    first step.
+    """
     until_s: float
     """Latest time of the decision: the begin of the step that allocates the blocks."""
     file: Path
