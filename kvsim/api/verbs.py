@@ -340,7 +340,7 @@ def calibrate(
         card: a machine card, or its file. Instead of a profile, fit its factors: how many times longer the engine takes
             than the measured kernels and launches.
         held_out: also fit without each recording in turn, to measure how well the others predict it; not with `card`.
-        progress: called with the number of fits done, and of all fits.
+        progress: called with the number of fits done, and of all fits; not with `card`.
 
     Returns:
         A `Profile`; with `card`, a `Card`. `kvsim.machine(times=...)` takes a `Profile`, or the file of a profile

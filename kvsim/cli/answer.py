@@ -165,7 +165,10 @@ def _times_images(label: str) -> bool:
 
 
 def pool_words(meta: Meta) -> str:
-    """Describe the size of the pool in words: its bytes, and its number of tokens, blocks or pages."""
+    """Describe the size of the pool in words: its bytes, and its number of tokens, blocks or pages.
+
+    For a recording of `generate()`, say that there is no pool.
+    """
     pool = meta.pool
     if pool.num_units is None:
         return "no pool: the cache grows with the batch"

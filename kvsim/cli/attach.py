@@ -115,7 +115,7 @@ def _check_output(metrics_url: str | None, output: Path, *, overwrite: bool) -> 
 def _watch_metrics(
     tui: Any, metrics_url: str, output: Path | None, ranks: KvEventRanks | None, *, overwrite: bool, ascii_only: bool
 ) -> bool:
-    """Watch a web server; return True if `output` was written."""
+    """Watch the page of metrics at `metrics_url`; return True if `output` was written."""
     from kvsim.live.metrics import as_csv
     from kvsim.live.metrics_feed import MetricsFeed
 

@@ -49,7 +49,10 @@ class ValidationRow:
 
     @property
     def error(self) -> float:
-        """Error of the simulated value, in percent or as a difference (`relative`); NaN without a measured value."""
+        """Error of the simulated value: in percent if `relative`, otherwise as a difference.
+
+        In percent, it is NaN if only the measured value is 0, and 0 if both are.
+        """
         if not self.relative:
             return self.simulated - self.measured
         if not self.measured:

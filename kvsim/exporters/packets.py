@@ -40,12 +40,12 @@ def message(field: int, parts: Sequence[Bytes]) -> Bytes:
 
 
 def where(present: npt.NDArray[np.bool_], part: Bytes) -> Bytes:
-    """Keep `part` in the messages for which `present` is True."""
+    """Keep `part` in the messages for which `present` is True, and leave it out of the others. `present` is bool[n]."""
     return [(matrix, lengths * present) for matrix, lengths in part]
 
 
 def joined(parts: Sequence[Bytes]) -> bytes:
-    """Return all parts of the first message, then those of the second, and so on."""
+    """Return the bytes of all parts of the first message, then of all parts of the second message, and so on."""
     pieces = [piece for part in parts for piece in part]
     shape = sum(len(matrix) for matrix, _ in pieces), max(lengths.size for _, lengths in pieces)
     bytes_of, counts = np.empty(shape, np.uint8), np.empty(shape, np.bool_)

@@ -69,6 +69,6 @@ def _matches(words: frozenset[str], of_gpu: frozenset[str], of_architecture: fro
 
 @cache
 def _words(name: str) -> frozenset[str]:
-    """Return the words of a name without vendors and board types such as "SXM". Memory sizes have the form "80gb"."""
+    """Return the words of a GPU's name, without vendors and board types such as "SXM". Memory sizes become "80gb"."""
     words = re.findall(r"[a-z0-9]+", name.casefold())
     return frozenset(re.sub(r"^(\d+)gi?b?$", r"\1gb", word) for word in words) - _VENDORS - _FORMS
