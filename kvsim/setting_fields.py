@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
-from numbers import Integral, Number
+from numbers import Integral, Number, Real
 from types import UnionType
 from typing import Any, get_args, get_type_hints
 
@@ -130,19 +130,38 @@ def settings_in(kind: Any) -> tuple[Declared, ...]:
 
 
 def check_settings(settings: Any) -> None:
-    """Check every setting of a dataclass against its bounds and choices. Replace words by the values that they name.
+    """Check every setting of a dataclass against its type, bounds and choices. Replace words by the values that they
+    name, and numbers of NumPy by Python's.
 
     Raises:
-        UsageError: a number is out of bounds, or a value is not among the choices.
+        UsageError: a value is of another type, a number is out of bounds, or a value is not among the choices.
     """
     for each in settings_in(settings.__class__):
         value = getattr(settings, each.name)
-        each.setting.check(each.name, value)
         choices = each.choices
+        if value is not None and not choices:
+            made = _typed(each.name, each.kind, value)
+            if made is not value:
+                object.__setattr__(settings, each.name, made)
+                value = made
+        each.setting.check(each.name, value)
         if choices and value not in choices.values():
             if not isinstance(value, str) or value not in choices:
                 raise UsageError(f"{each.name} should be one of {', '.join(choices)}, not {shortened(value)}.")
             object.__setattr__(settings, each.name, choices[value])
+
+
+def _typed(name: str, kind: type, value: object) -> object:
+    """Return `value` as a number or a truth value of Python if `kind` is one of these; otherwise unchanged."""
+    if kind is bool and not isinstance(value, bool):
+        raise UsageError(f"{name} should be True or False, not {shortened(value)}.")
+    if kind is int and (isinstance(value, bool) or not isinstance(value, Integral)):
+        raise UsageError(f"{name} should be an integer, not {shortened(value)}.")
+    if kind is float and (isinstance(value, bool) or not isinstance(value, Real)):
+        raise UsageError(f"{name} should be a number, not {shortened(value)}.")
+    if kind is int and type(value) is not int:
+        return int(value)  # type: ignore[call-overload]
+    return float(value) if kind is float and not isinstance(value, int | float) else value  # type: ignore[arg-type]
 
 
 def whole_number(name: str, value: object, *, at_least: int = 1) -> int:

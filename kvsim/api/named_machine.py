@@ -61,6 +61,10 @@ def machine(
         UsageError: a setting is invalid.
         BudgetError: the model does not fit, or leaves no room for a cache.
     """
+    known = sorted(each.name for each in fields(MachineSettings))
+    for name in settings:
+        if name not in known:
+            raise UsageError(f"{name} is no setting of a machine; there are {', '.join(known)}.")
     stated = MachineSettings(**settings)
     if max_model_len is not None and max_model_len < 1:
         raise UsageError(f"max_model_len should be at least 1, not {max_model_len}.")

@@ -88,3 +88,8 @@ def test_the_longest_sequence_is_stated_where_the_machine_is() -> None:
         kvsim.machine("H200/Llama-3-8B", max_model_len=10_000)
     with pytest.raises(UsageError, match="max_model_len should be at least 1, not 0"):
         kvsim.machine("H200/Llama-3-8B", max_model_len=0)
+
+
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(UsageError, match=r"^num_block is no setting of a machine; there are data_parallel_size, "):
+        kvsim.machine("H200/llama-3-8b", num_block=40)

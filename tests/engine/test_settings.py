@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from kvsim.engine.custom.custom_rules import CustomRules
@@ -18,6 +19,7 @@ from kvsim.policies.settings import (
     Reserve,
     StaticSettings,
 )
+from kvsim.sizing.machine_settings import MachineSettings
 
 
 @pytest.mark.parametrize("value", [0, -1])
@@ -150,3 +152,27 @@ def test_a_misspelt_hook_is_refused_with_the_right_name() -> None:
     made.allocator = lambda num_units, unit_tokens: Units()  # type: ignore[assignment,abstract]  # noqa: ARG005
     with pytest.raises(UsageError, match=r"Units\.alocate is never called; Allocator has allocate\."):
         CustomRules(made, 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "value", "words"),
+    [
+        (ContinuousSettings, "max_num_seqs", True, "an integer, not True"),
+        (ContinuousSettings, "max_num_seqs", "64", "an integer, not '64'"),
+        (PagedSettings, "block_size", 16.0, r"an integer, not 16\.0"),
+        (PagedSettings, "block_size", np.int64(0), "at least 1, not 0"),
+        (PagedSettings, "watermark", "0.1", "a number, not '0.1'"),
+        (PagedSettings, "enable_prefix_caching", "no", "True or False, not 'no'"),
+        (MachineSettings, "kv_gib", "1", "a number, not '1'"),
+        (MachineSettings, "num_blocks", False, "an integer, not False"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(make: type, name: str, value: object, words: str) -> None:
+    with pytest.raises(UsageError, match=f"^{name} should be {words}\\.$"):
+        make(**{name: value})
+
+
+def test_numbers_of_numpy_become_numbers_of_python() -> None:
+    settings = PagedSettings(block_size=np.int32(32), watermark=np.float32(0.5))  # type: ignore[arg-type]
+    assert settings == PagedSettings(block_size=32, watermark=0.5)
+    assert (type(settings.block_size), type(settings.watermark)) == (int, float)
