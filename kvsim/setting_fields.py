@@ -151,17 +151,18 @@ def check_settings(settings: Any) -> None:
             object.__setattr__(settings, each.name, choices[value])
 
 
-def _typed(name: str, kind: type, value: object) -> object:
-    """Return `value` as a number or a truth value of Python if `kind` is one of these; otherwise unchanged."""
-    if kind is bool and not isinstance(value, bool):
-        raise UsageError(f"{name} should be True or False, not {shortened(value)}.")
-    if kind is int and (isinstance(value, bool) or not isinstance(value, Integral)):
-        raise UsageError(f"{name} should be an integer, not {shortened(value)}.")
-    if kind is float and (isinstance(value, bool) or not isinstance(value, Real)):
-        raise UsageError(f"{name} should be a number, not {shortened(value)}.")
-    if kind is int and type(value) is not int:
-        return int(value)  # type: ignore[call-overload]
-    return float(value) if kind is float and not isinstance(value, int | float) else value  # type: ignore[arg-type]
+def _typed(name: str, kind: type, value: Any) -> object:
+    """Return `value` as a number or a truth value of Python if `kind` is one of these; otherwise unchanged. 0 and 1 are
+    truth values.
+    """
+    plain = value.item() if getattr(value, "shape", None) == () else value  # of NumPy
+    if kind is bool and not (isinstance(plain, Integral) and plain in (0, 1)):
+        raise UsageError(f"{name} should be True or False, not {shortened(plain)}.")
+    if kind is int and (isinstance(plain, bool) or not isinstance(plain, Integral)):
+        raise UsageError(f"{name} should be an integer, not {shortened(plain)}.")
+    if kind is float and (isinstance(plain, bool) or not isinstance(plain, Real)):
+        raise UsageError(f"{name} should be a number, not {shortened(plain)}.")
+    return bool(plain) if kind is bool else plain
 
 
 def whole_number(name: str, value: object, *, at_least: int = 1) -> int:

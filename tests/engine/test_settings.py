@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -173,6 +175,12 @@ def test_a_value_of_another_type_is_refused(make: type, name: str, value: object
 
 
 def test_numbers_of_numpy_become_numbers_of_python() -> None:
-    settings = PagedSettings(block_size=np.int32(32), watermark=np.float32(0.5))  # type: ignore[arg-type]
-    assert settings == PagedSettings(block_size=32, watermark=0.5)
-    assert (type(settings.block_size), type(settings.watermark)) == (int, float)
+    given: dict[str, Any] = {
+        "block_size": np.int32(32),
+        "watermark": np.float32(0.5),
+        "hybrid_manager": np.bool_(False),
+    }
+    settings = PagedSettings(**given)
+    assert settings == PagedSettings(block_size=32, watermark=0.5, hybrid_manager=False)
+    assert (type(settings.block_size), type(settings.watermark), type(settings.hybrid_manager)) == (int, float, bool)
+    assert PagedSettings(hybrid_manager=0) == PagedSettings(hybrid_manager=False)  # type: ignore[arg-type]
