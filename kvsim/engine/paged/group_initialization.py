@@ -179,32 +179,26 @@ def records_of_groups(
         compiled: True for an array of records, which machine code uses, instead of objects.
     """
     made = make(records.Group, len(layout.groups), compiled=compiled)
-    order, specs = _lookup_order(layout), [group.spec for group in layout.groups]
+    _link_groups(made, layout)
     tokens, states = _slots_of_groups(layout)
-    rules, most = ReleaseRules(reused_first=ReusedFirst.ALL), 1
+    rules, in_flight_tokens = ReleaseRules(reused_first=ReusedFirst.ALL), 1
     if isinstance(policy, Paged):
-        rules, most = rules_of(policy.scheduler.vllm), pipeline.max_in_flight_tokens(policy.scheduler)
+        rules, in_flight_tokens = rules_of(policy.scheduler.vllm), pipeline.max_in_flight_tokens(policy.scheduler)
         if rules.reused_first is ReusedFirst.WITH_CACHING and not policy.cache.enable_prefix_caching:
             rules = replace(rules, reused_first=ReusedFirst.NONE)
     dropping = specs_dropping_hits(layout.groups, rules) if drafts is not None and drafts.drops_last_hit else set()
     extra_tokens = max(drafts.prompt_ahead_tokens - 1, 0) if drafts else 0
     for index, group in enumerate(layout.groups):
-        record = made[index]
+        record, kept = made[index], group
         if group.kind is CacheKind.SLIDING_WINDOW and group.window is not None:
             record.extra_tokens = extra_tokens
             kept = replace(group, window=group.window + extra_tokens)
-        else:
-            kept = group
         record.drops_hit = group.spec in dropping
         record.kind, record.block_size, record.window = _KINDS[group.kind], group.block_size, group.window or 0
         record.mode = _MODES[group.mamba_mode or MambaMode.NONE]
-        record.most_blocks = kept.blocks_for(policy.max_model_len, most)
+        record.most_blocks = kept.blocks_for(policy.max_model_len, in_flight_tokens)
         record.hashes_per_block = max(group.block_size // layout.hash_block_size, 1)
         record.token_slots, record.state_slots = tokens[index], states[index]
-        record.num_of_kind = specs.count(specs[index])
-        record.kind_slots = sum(
-            tokens[other] + states[other] for other in range(len(specs)) if specs[other] == specs[index]
-        )
         record.keeps_all = _keeps_all(layout, group, rules, retention_tokens)
         record.keeps_only_some = keeps_only_some(layout, group, rules, retention_tokens)
         record.reuses_left_first = rules.reused_first is not ReusedFirst.NONE
@@ -213,8 +207,19 @@ def records_of_groups(
         )
         record.frees_over_gaps = rules.frees_over_gaps and group.mamba_mode is MambaMode.ALIGN
         record.first_entry = sum(widths[:index])
-        alike = [other for other in range(index + 1, len(specs)) if specs[other] == specs[index]]
-        record.next_of_kind = alike[0] if alike else groups.NO_GROUP
-        later = order[order.index(index) + 1 :] if index in order else []
-        record.next_in_lookup = later[0] if later else groups.NO_GROUP
     return made
+
+
+def _link_groups(made: Records[records.Group], layout: KVCacheLayout) -> None:
+    """Set the fields of the groups' records that refer to other groups of the same kind, or to the next kind."""
+    order, specs = _lookup_order(layout), [group.spec for group in layout.groups]
+    tokens, states = _slots_of_groups(layout)
+    for index, spec in enumerate(specs):
+        record = made[index]
+        of_kind = [other for other in range(len(specs)) if specs[other] == spec]
+        record.num_of_kind = len(of_kind)
+        record.kind_slots = sum(tokens[other] + states[other] for other in of_kind)
+        following = [other for other in of_kind if other > index]
+        record.next_of_kind = following[0] if following else groups.NO_GROUP
+        later_kinds = order[order.index(index) + 1 :] if index in order else []
+        record.next_in_lookup = later_kinds[0] if later_kinds else groups.NO_GROUP

@@ -146,9 +146,10 @@ def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
-    room = table.num_blocks * block_size - engine.settings.lookahead_tokens
+    room = table.num_blocks * block_size - engine.settings.lookahead_tokens  # with more, the table needs a block
     if record.kind == FULL_ATTENTION:
         return room
+    # Otherwise, a block also becomes free when the skipped tokens reach the end of the next block.
     skipped = num_skipped_tokens(engine, group, computed) // block_size * block_size
     if record.kind == SLIDING_WINDOW:
         return min(room, skipped + block_size + record.window - 1 + record.extra_tokens)
@@ -382,12 +383,13 @@ def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_t
         return num_tokens
     end = computed + num_tokens
     last = (sequence.num_tokens - (1 if settings.spares_last_token else 0)) // block_size * block_size
-    whole = end // block_size * block_size
+    whole = end // block_size * block_size  # last boundary that the chunk reaches
     if settings.cuts_wide_blocks:
         if end < prompt_end and (whole > computed or block_size <= settings.most_chunk_tokens):
             end = whole
     elif end < last:
         end = whole
+    # `stop` is the first of the places at which the chunk has to end.
     stop, following = end, (computed // block_size + 1) * block_size
     if computed % block_size != 0 and following < stop and (settings.cuts_wide_blocks or following <= last):
         stop = following

@@ -44,6 +44,8 @@ def find(engine: Engine, sequence: Sequence) -> int:
     if settings.num_groups == 1:
         return _find_blocks(engine, sequence, 0, limit, settings.drops_last_hit) * engine.groups[0].block_size
     _allow_drops(engine)
+    # A round shortens `current` kind by kind. `hit_tokens` is the result of the round before; if a round shortens it no
+    # further, it is the hit.
     hit_tokens, longest, rounds = limit, 0, 0
     first_is_full = engine.groups[settings.first_in_lookup].kind == FULL_ATTENTION
     while True:

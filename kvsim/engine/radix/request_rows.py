@@ -104,7 +104,7 @@ def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
         _slide_in_prefill(engine, num_seqs)
     for index in range(num_seqs):
         sequence, tokens = engine.sequences[engine.batch[index]], engine.batch_tokens[index]
-        num_tokens += tokens + (unit if unit > 1 else 0)
+        num_tokens += tokens + (unit if unit > 1 else 0)  # SGLang evicts for a page more, where pages are larger
         num_pages += _num_new_pages(engine, sequence.computed, tokens)
     evict_from_tree_cache(engine, num_tokens)
     if num_pages > engine.state.num_free or (
