@@ -172,8 +172,8 @@ def _prefers_recent(engine: Engine, length: int) -> bool:
 
 @part
 def _evict(engine: Engine, place: int) -> None:
-    """Evict the first block in list `place` that is idle and not marked by `spare`. With ARC, add a ghost with its key
-    to the list of ghosts for `place`.
+    """Evict the first block in list `place` that is idle and not marked by `spare`. With ARC, remember the key of the
+    block by a ghost.
     """
     tier = engine.host
     state, block = tier.state, tier.blocks[place].next

@@ -286,8 +286,8 @@ def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field:
 
 
 def _alias_metadata(builder: Any, field: str) -> Any:
-    """Return metadata for LLVM's type-based alias analysis: a write to `field`, which has the name of its record,
-    changes no field of another name.
+    """Return metadata that tells LLVM's type-based alias analysis that a write to `field` changes no other field.
+    `field` names a field of a type of records, or a type of arrays of numbers.
     """
     module, zero_offset = builder.module, ir.IntType(64)(0)
     kind = module.add_metadata([field, module.add_metadata(["kvsim"]), zero_offset])

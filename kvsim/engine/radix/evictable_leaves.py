@@ -80,8 +80,9 @@ def _rise(engine: Engine, node: int, place: int) -> None:
 
 @part
 def _sink(engine: Engine, node: int, place: int) -> int:
-    """Move up the children of the empty index `place` that are evicted before `node`, level by level. Return the index
-    that is empty then.
+    """Find the index for `node` in the subtree of the heap below the empty index `place`. Level by level, move the
+    child that is evicted first up to the empty index, as long as it is evicted before `node`. Return the index that is
+    empty in the end.
     """
     nodes, leaves, size = engine.radix.nodes, engine.radix.leaves, engine.radix.state.num_leaves
     while 2 * place + 1 < size:

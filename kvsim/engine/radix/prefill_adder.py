@@ -382,9 +382,7 @@ def preempt_to_schedule(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _lead(engine: Engine, number: int, other: int) -> int:
-    """Return by how much request `number` is more important than request `other`: the difference of their priorities,
-    with the sign by which the more important request has the larger one.
-    """
+    """Return the difference of the priorities of two requests; positive if request `number` is the more important."""
     lead = engine.radix.holdings[number].priority - engine.radix.holdings[other].priority
     return -lead if engine.radix.settings.low_values_first else lead
 

@@ -135,8 +135,9 @@ def _prefill_work(engine: Engine, number: int) -> int:
 
 @part
 def _sort_by_dfs_weight(engine: Engine) -> None:
-    """Sort the waiting queue by a depth-first walk of the tree. Of the subtrees below a node, the one at which the most
-    waiting requests' prefixes end is visited first. A request comes after those whose prefixes continue its own.
+    """Sort the waiting queue by a depth-first walk of the tree. A waiting request is found at the node at which its
+    prefix ends. Of the subtrees below a node, the one with the most waiting requests is visited first. The node's own
+    requests come after those in the subtrees.
     """
     nodes, order, size = engine.radix.nodes, engine.radix.order, 0
     number = engine.sequences[HEAD].next
