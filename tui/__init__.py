@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     Shown: TypeAlias = Recording | Sequence[Recording] | Lesson | FleetServers
     """Everything that the interface can play."""
 
-_LONG_ROWS = 200_000
-"""Steps plus memory operations from which on a recording is shown before its slots are counted by state."""
+_MAX_ROWS_COUNTED_FIRST = 200_000
+"""Largest number of steps plus memory operations of a recording whose slots are counted before playback begins.
+
+The slots of a longer recording are counted after its first picture has been drawn.
+"""
 
 __all__ = ["attach", "fleet_of", "open_fleet", "run", "screenshot", "watch_metrics"]
 
@@ -40,7 +43,8 @@ def fleet_of(recordings: Sequence[Recording], folders: Sequence[str] = ()) -> Fl
 
     Args:
         recordings: one recording for each server.
-        folders: name of the folder of each server, as `kvsim run -o` chooses it; by default its number.
+        folders: names of the servers' folders, as `kvsim run -o` chooses them. By default, each is the index in
+            `recordings`.
 
     Raises:
         RecordingError: no server has steps.
@@ -52,7 +56,7 @@ def fleet_of(recordings: Sequence[Recording], folders: Sequence[str] = ()) -> Fl
 
 
 def open_fleet(folders: Sequence[Path], report: Callable[[int, int], None] | None = None) -> FleetServers:
-    """Read the recordings of a fleet's servers: one folder per server, with the server's name.
+    """Read the recordings of a fleet. Each folder has the recording of one server, and gives the server its name.
 
     Args:
         folders: the folders with the recordings.
@@ -89,7 +93,8 @@ def run(
             a function that returns one of these. The function runs in a thread while the terminal shows its progress.
         at_s: seconds from the first event at which to begin. By default, a single recording begins shortly before its
             most interesting moment, a fleet at its busiest moment, and compared runs and lessons at the first frame.
-        ascii: draw with plain ASCII. Without it, the `NO_COLOR` variable alone selects glyphs instead of colours.
+        ascii: draw states as ASCII characters. If False, draw them as colours, or as Unicode glyphs if the environment
+            variable `NO_COLOR` is set.
         calm: draw one frame a second, for slow links.
         runs: simulates the requests of `shown` under every policy; called when the user asks for a comparison.
         ample: returns the output tokens per second that each of the compared recordings would reach with unlimited
@@ -199,16 +204,17 @@ def screenshot(
 
     opened = _opened(shown, at_s)
     if ample is not None and isinstance(opened, ComparedRuns):
-        opened.learn(ample())
+        opened.set_ample_throughput(ample())
     svg = render(KvsimApp(opened, ascii=ascii), size)
     is_png = os.fspath(file).lower().endswith(".png")
     save(png_of(svg) if is_png else svg, file, made_by="tui")
 
 
 def _opened(shown: Shown, at_s: float | None, *, live: bool = False) -> Session | ComparedRuns | FleetServers | Guided:
-    """Open `shown` at `at_s` seconds.
+    """Open `shown` at `at_s` seconds from the first event.
 
-    If `at_s` is None, choose a moment worth seeing: the moment itself or, with `live`, shortly before.
+    `live` is True for playback, False for a still picture. If `at_s` is None, it selects the default of `run` or that
+    of `screenshot`.
     """
     from kvsim.recording import Recording  # noqa: PLC0415
 
@@ -217,7 +223,9 @@ def _opened(shown: Shown, at_s: float | None, *, live: bool = False) -> Session 
     from .playback.session import Session  # noqa: PLC0415
 
     if isinstance(shown, Recording):
-        session = Session(shown, at_s=at_s, later=live and len(shown.steps) + len(shown.memory) > _LONG_ROWS)
+        session = Session(
+            shown, at_s=at_s, count_later=live and len(shown.steps) + len(shown.memory) > _MAX_ROWS_COUNTED_FIRST
+        )
         is_given = at_s is not None
         session.story = judged(session, story_of(session)) if is_given else begin_story(session, playing=live)
         return session

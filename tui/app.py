@@ -22,7 +22,7 @@ from .playback.fleet_servers import FleetServers
 from .playback.session import Session
 from .playbacks import Playbacks
 from .pool.flash import FLASH_S
-from .screens.defects import Careful
+from .screens.defects import NoTracebackMixin
 from .screens.keys import ASCII_KEYS
 from .screens.opening import Opening, OpeningJob, OpeningProgress
 from .terminal import Link, ScreenContent
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 FRAMES_PER_S = 30
 CALM_FRAMES_PER_S = 1
-_SETTLE_S = 0.5
-"""Wall seconds between the first picture and `_settle`."""
+_FREEZE_AFTER_S = 0.5
+"""Wall seconds between the first picture and `_freeze_objects`."""
 
 
-class KvsimApp(Careful, Playbacks):
+class KvsimApp(NoTracebackMixin, Playbacks):
     """Shows a session, a comparison of several sessions, a fleet, or a lesson."""
 
     CSS_PATH = "kvsim.tcss"
@@ -84,10 +84,10 @@ class KvsimApp(Careful, Playbacks):
         flash_s: float = FLASH_S,
         calm: bool = False,
     ) -> None:
-        """Show `opening`, or the result of `opening` if that is a function, which is called in a thread.
+        """Show `opening`. If that is a function, call it in a thread, and show its result.
 
-        `runs` returns the runs of a comparison, `ample` their throughput with ample memory, and `feed` supplies new
-        steps. Changed blocks are highlighted for `flash_s` wall seconds. `clock` returns wall seconds. A `calm`
+        `runs` and `ample` have the same meaning as in `kvsim_tui.run`. `feed` supplies the new steps of a growing
+        recording. `clock` returns wall seconds. Changed blocks are highlighted for `flash_s` wall seconds. A `calm`
         interface draws one frame a second and highlights no changes.
         """
         super().__init__(runs=runs, ample=ample, feed=feed)
@@ -104,7 +104,7 @@ class KvsimApp(Careful, Playbacks):
         self.set_class(ascii, "-ascii")
         self._clock = clock
         self._ticked_s = 0.0
-        self._keeping_time = False
+        self._clock_runs = False
         self._leaving = False
         for theme in THEMES:
             self.register_theme(theme)
@@ -130,7 +130,7 @@ class KvsimApp(Careful, Playbacks):
             return
         if not self._leaving:
             self.push_screen(self.playback_for(shown))
-            self.set_timer(_SETTLE_S, self._settle)
+            self.set_timer(_FREEZE_AFTER_S, self._freeze_objects)
 
     def on_mount(self) -> None:
         self.theme_changed_signal.subscribe(self, self._take_colors)
@@ -139,9 +139,9 @@ class KvsimApp(Careful, Playbacks):
             job = self._opening
             self.call_after_refresh(lambda: self.run_worker(self._make_opening(job)))
         else:
-            self.set_timer(_SETTLE_S, self._settle)
+            self.set_timer(_FREEZE_AFTER_S, self._freeze_objects)
 
-    def _settle(self) -> None:
+    def _freeze_objects(self) -> None:
         """Freeze the objects that live as long as the program, so that the garbage collector skips them."""
         if not self.is_headless:  # a headless application runs inside another program, such as a test
             gc.collect()
@@ -174,7 +174,7 @@ class KvsimApp(Careful, Playbacks):
     def tick(self) -> None:
         """Advance the playback by the wall time since the last tick.
 
-        Do nothing if too many bytes were sent recently.
+        Do nothing while the bytes sent to the terminal exceed the rate of the link.
         """
         if not self._link.is_free(time.monotonic()):
             return
@@ -183,11 +183,11 @@ class KvsimApp(Careful, Playbacks):
         if self.num_playbacks:  # the clock may still tick while the program ends
             self.playback.tick(elapsed_s)
 
-    def keep_time(self, *, running: bool) -> None:
-        """Run or stop the clock."""
-        if running == self._keeping_time:
+    def run_clock(self, *, running: bool) -> None:
+        """Start or stop the regular calls of `tick`."""
+        if running == self._clock_runs:
             return
-        self._keeping_time = running
+        self._clock_runs = running
         if running:
             self._ticked_s = self._clock()
             self._timer.resume()

@@ -59,7 +59,10 @@ def themes(app: AppInterface) -> Iterator[SystemCommand]:
 
 
 def choose(app: AppInterface, offered: Iterable[SystemCommand], question: str) -> None:
-    """Open the palette with the commands `offered`, and run the chosen one. Do nothing while another dialog is open."""
+    """Open the palette with the commands `offered`, and run the chosen one.
+
+    `question` is the placeholder of the palette's input line. Do nothing while another dialog is open.
+    """
 
     def call(chosen: SystemCommand | None) -> None:
         if chosen is not None:

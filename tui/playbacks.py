@@ -32,9 +32,9 @@ class Playbacks(AppInterface):
         ample: Callable[[], Sequence[float]] | None,
         feed: Feed | None,
     ) -> None:
-        """`runs` returns the runs of a comparison, `ample` their throughput with ample memory.
+        """`runs` and `ample` have the same meaning as in `kvsim_tui.run`; None if there is no such function.
 
-        `feed` supplies new steps for the first session.
+        `feed` supplies new steps for the first session; None if its recording does not grow.
         """
         super().__init__()
         self._runs, self._ample, self._feed = runs, ample, feed
@@ -88,7 +88,10 @@ class Playbacks(AppInterface):
         return Live(session, self.symbols, self._feed)
 
     def open_playback(self, playback: PlaybackScreen) -> None:
-        """Pause the playing screen, and show `playback` on top of it, or in its place if it is a lesson."""
+        """Pause the playing screen, and show `playback` on top of it.
+
+        A lesson that was opened on top of another screen is replaced by `playback` instead.
+        """
         self.playback.player.playing = False
         if self.playback.guided is not None and self.num_playbacks > 1:
             self.switch_screen(playback)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.errors import UsageError
 
-from .export.picture_file import drawn, png_of, save_new, svg_of
+from .export.picture_file import png_of, save_new, svg_of, wait_until_drawn
 
 if TYPE_CHECKING:
     from .screens.app_interface import AppInterface
@@ -19,7 +19,7 @@ def render(app: AppInterface, size: tuple[int, int]) -> str:
 
     async def draw() -> str:
         async with app.run_test(size=size) as pilot:
-            await drawn(pilot)
+            await wait_until_drawn(pilot)
             return svg_of(app.screen, app.symbols)
 
     return asyncio.run(draw())
@@ -31,7 +31,7 @@ def save(app: AppInterface, playback: PlaybackScreen, kind: str) -> None:
     Without a converter for PNG that works, save an SVG file and show a notification.
     """
     if kind == "csv":
-        _save(app, playback, playback.numbers(), kind)
+        _save(app, playback, playback.csv_text(), kind)
         return
     svg = svg_of(app.screen, app.symbols)
     if kind == "svg":

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from rich.segment import Segment
 
 BYTES_PER_S: Final = 48_000
-"""Bytes per second that playback may send. Frames are skipped while more were sent."""
+"""Mean number of bytes per second that may be sent. Frames are skipped as long as the mean is higher."""
 _CREDIT_S: Final = 0.25
-"""A burst may send this many seconds' bytes above the rate, if as much was unused before."""
+"""Seconds for which unused bytes of the rate are saved. A burst may send them in addition."""
 _SHORTEST_MOVE: Final = 4
 """Bytes of the shortest code that moves the cursor. A gap of fewer unchanged characters is sent again instead."""
 _SEEN_ON_BLANKS: Final = frozenset("4579")
@@ -127,7 +127,8 @@ class TerminalWriter:
     def write(self, x: int, y: int, cell: tuple[str, Ink], line: list[tuple[str, Ink]]) -> None:
         """Add the character `cell` at column `x` of line `y`.
 
-        `line` is the content of that line. Its unchanged characters may take fewer bytes than a cursor movement.
+        `line` is what the terminal shows in that line. A few unchanged characters left of `x` are sent again if that
+        takes fewer bytes than to move the cursor.
         """
         if y != self._y or x < self._x:
             self._parts.append(f"\x1b[{y + 1};{x + 1}H" if x else f"\x1b[{y + 1}H")

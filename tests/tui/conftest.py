@@ -121,7 +121,7 @@ def make_app(monkeypatch: pytest.MonkeyPatch) -> Callable[..., KvsimApp]:
         by_owner: bool = False,
     ) -> KvsimApp:
         if not by_owner:
-            monkeypatch.setattr("kvsim_tui.screens.watch.MANY", 1 << 30)
+            monkeypatch.setattr("kvsim_tui.screens.watch.MAX_IN_PHYSICAL_ORDER", 1 << 30)
         return KvsimApp(Session(recording, at_s=at_s), clock=lambda: 0.0, ascii=ascii, flash_s=0)
 
     return make

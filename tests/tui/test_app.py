@@ -19,7 +19,7 @@ from kvsim.workload import Ragged
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.dialogs.find_dialog import FindScreen
 from kvsim_tui.dialogs.help import HelpScreen
-from kvsim_tui.export.picture_file import drawn
+from kvsim_tui.export.picture_file import wait_until_drawn
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, Symbols
 from kvsim_tui.look.wording import pace
 from kvsim_tui.playback.session import Session
@@ -365,7 +365,7 @@ async def test_the_footer_of_a_small_screen_names_the_way_out(
 ) -> None:
     app = make_app(paged)
     async with app.run_test(size=(80, 24)) as pilot:
-        await drawn(pilot)
+        await wait_until_drawn(pilot)
         footer = screen_text(app).splitlines()[-1]
         assert "? Help q Quit" in footer
 
@@ -493,7 +493,7 @@ async def test_the_smallest_recording_there_can_be(make_app: Callable[..., Kvsim
 
 
 async def test_a_long_recording_shows_its_pool_before_it_is_added_up(paged: Recording) -> None:
-    session = Session(paged, at_s=10.0, later=True)
+    session = Session(paged, at_s=10.0, count_later=True)
     expected = Session(paged, at_s=10.0)
     assert not session.slots.any()
     assert np.array_equal(session.breakdown, expected.breakdown)
@@ -551,7 +551,7 @@ async def test_the_footer_cuts_no_key(
 ) -> None:
     app = make_app(paged, ascii=ascii_only)
     async with app.run_test(size=(width, 30)) as pilot:
-        await drawn(pilot)
+        await wait_until_drawn(pilot)
         footer = screen_text(app).splitlines()[-1]
         begin, _, end = footer.rpartition("ctrl+p" if ascii_only else "▏^p")
         assert end.rstrip() == " palette"
@@ -569,7 +569,7 @@ async def test_a_click_on_a_key_presses_it_and_a_pointer_tells_what_it_does(
 ) -> None:
     app = make_app(paged)
     async with app.run_test(size=(120, 30)) as pilot:
-        await drawn(pilot)
+        await wait_until_drawn(pilot)
         (keys,) = app.screen.query(KeyLine)
         footer = screen_text(app).splitlines()[-1]
         frame = app.playback.player.frame

@@ -23,7 +23,7 @@ from kvsim_tui.screens.compare_runs import Compare
 from kvsim_tui.screens.watch import Watch
 from kvsim_tui.widgets.lane import LaneFigures
 from kvsim_tui.widgets.pool_view import PoolView
-from kvsim_tui.widgets.race_chart import Race
+from kvsim_tui.widgets.race_chart import DurationChart
 from kvsim_tui.widgets.scrubber import GUTTER
 
 if TYPE_CHECKING:
@@ -192,10 +192,10 @@ async def test_dragging_scrubs_all(comparison: ComparedRuns) -> None:
     app = make(comparison)
     async with app.run_test(size=SIZE) as pilot:
         await pilot.pause()
-        width = app.query_one(Race).axis_width
-        await pilot.mouse_down(Race, offset=(GUTTER + width // 2, 3))
+        width = app.query_one(DurationChart).axis_width
+        await pilot.mouse_down(DurationChart, offset=(GUTTER + width // 2, 3))
         assert comparison.player.clock_s == pytest.approx(comparison.player.duration_s / 2, rel=0.05)
-        await pilot.mouse_up(Race, offset=(GUTTER + width // 2, 3))
+        await pilot.mouse_up(DurationChart, offset=(GUTTER + width // 2, 3))
 
 
 async def test_a_click_selects_in_one_pool(comparison: ComparedRuns) -> None:
@@ -262,7 +262,7 @@ async def test_bars_tell_how_long_each_run_takes(comparison: ComparedRuns) -> No
     async with app.run_test(size=SIZE) as pilot:
         await pilot.press("end")
         await pilot.pause()
-        race = app.query_one(Race)
+        race = app.query_one(DurationChart)
         spans = [race.render_line(y).text[GUTTER:].count(COLOR.held) for y in range(3)]
     durations = [lane.session.player.duration_s for lane in comparison.lanes]
     assert spans == sorted(spans)
@@ -278,7 +278,7 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     order = [three_runs.index(run) for run in three_runs]
     rates = [100.0 if run.name == slow.recording.name else 200.0 for run in three_runs]
     assert order == [0, 1, 2]
-    comparison.learn(rates)
+    comparison.set_ample_throughput(rates)
     assert comparison.ample_tokens_per_s[-1] == 100.0
     story, near = story_of_comparison(comparison), comparison.lanes[1].label
     assert re.search(
@@ -289,7 +289,7 @@ def test_the_share_of_memory_is_what_ample_memory_would_take_away(three_runs: li
     assert gap_of(comparison, 0).factor == "the fastest"
     assert gap_of(comparison, 1).reason == "memory alone"
     assert gap_of(comparison, len(comparison.lanes) - 1).reason == f"memory ×{gap / 2:,.1f} of it"
-    comparison.learn([100.0 if run.name == slow.recording.name else 100.0 * gap for run in three_runs])
+    comparison.set_ample_throughput([100.0 if run.name == slow.recording.name else 100.0 * gap for run in three_runs])
     both, last = story_of_comparison(comparison), gap_of(comparison, len(comparison.lanes) - 1)
     assert both.parts[0].endswith(f"static ×{gap:,.1f} (padding, not memory)")
     assert both.shorter[0].endswith(f"static ×{gap:,.1f} (padding)")
@@ -313,7 +313,9 @@ async def test_every_figure_of_a_run_has_a_label_in_the_same_line_of_all_runs(
     comparison = ComparedRuns(three_runs)
     fast, *_, slow = comparison.lanes
     gap = slow.session.player.duration_s / fast.session.player.duration_s
-    comparison.learn([100.0 if run.name == slow.session.recording.name else 100.0 * gap for run in three_runs])
+    comparison.set_ample_throughput(
+        [100.0 if run.name == slow.session.recording.name else 100.0 * gap for run in three_runs]
+    )
     async with make(comparison).run_test(size=size) as pilot:
         await pilot.pause()
         lanes = [
@@ -350,7 +352,7 @@ async def test_every_run_of_four_has_a_line_on_the_time_axis(three_runs: list[Re
     comparison = ComparedRuns([*three_runs, three_runs[0]], ["one", "two", "three", "four"])
     async with make(comparison).run_test(size=SIZE) as pilot:
         await pilot.pause()
-        race = pilot.app.screen.query_one(Race)
+        race = pilot.app.screen.query_one(DurationChart)
         labels = [race.render_line(y).text[:GUTTER].split()[0] for y in range(race.size.height)]
         assert labels == [*(lane.label for lane in comparison.lanes), "time"]
 
@@ -369,11 +371,14 @@ async def test_four_runs_have_whole_words_and_equal_lines_on_a_narrow_screen(
         places = [next(nth for nth, line in enumerate(lines) if line.startswith(name)) for name in names]
         assert sorted(places) == list(range(min(places), min(places) + 12, 3))
         screen = pilot.app.screen
-        axis = [screen.query_one(Race).render_line(y).text for y in range(screen.query_one(Race).size.height)]
+        axis = [
+            screen.query_one(DurationChart).render_line(y).text
+            for y in range(screen.query_one(DurationChart).size.height)
+        ]
         lanes = screen.comparison.lanes
         assert [line[:GUTTER].split("  ")[0].strip() for line in axis[:-1]] == [lane.label for lane in lanes]
         assert all(duration(lane.session.player.duration_s) in line for lane, line in zip(lanes, axis, strict=False))
-        assert axis[-1].rstrip().endswith(duration(screen.query_one(Race).edges_s(1)[-1]))
+        assert axis[-1].rstrip().endswith(duration(screen.query_one(DurationChart).edges_s(1)[-1]))
         assert any("served: of output tokens; memory: of " in line for line in lines)
         for place in places:
             assert re.search(r"(\d+ running · .*waiting|done after)", lines[place])

@@ -18,7 +18,7 @@ from kvsim_tui.facts.preemption import last_preemption
 from kvsim_tui.facts.requests import request_facts, request_lines, share_lines
 from kvsim_tui.facts.units import unit_lines, unit_summary
 from kvsim_tui.lessons import Guided, find_lesson
-from kvsim_tui.look.wording import ending, gib, percent, plural, seconds, shortened
+from kvsim_tui.look.wording import bytes_text, ending, percent, plural, seconds, shortened
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.free_queue import next_units
 
@@ -184,7 +184,7 @@ def test_finding(tiny: Recording, text: str, found: tuple[str, int] | None) -> N
 
 def test_numbers_in_words() -> None:
     assert [plural(1, "block"), plural(1204, "slot")] == ["1 block", "1,204 slots"]
-    assert [gib(3 << 30), gib(40 * 2**30), gib(5 << 20)] == ["3.00 GiB", "40.0 GiB", "5.00 MiB"]
+    assert [bytes_text(3 << 30), bytes_text(40 * 2**30), bytes_text(5 << 20)] == ["3.00 GiB", "40.0 GiB", "5.00 MiB"]
     assert [percent(1, 3), percent(1, 10**6), percent(0, 5), percent(0, 0)] == ["33.3%", "<0.1%", "0.0%", "0.0%"]
     assert [seconds(1.23456), seconds(2, 1), seconds(float("nan"))] == ["1.235 s", "2 s", "-"]
     assert [shortened("abcdef", 4, "…"), shortened("abc", 4, "…"), shortened("abc", 0, "…")] == ["abc…", "abc", "…"]

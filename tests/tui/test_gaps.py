@@ -37,12 +37,12 @@ def test_the_pool_is_empty_between_two_requests(session: Session) -> None:
     assert session.breakdown[EMPTY].sum() == session.capacity
     assert not len(session.replay.live_requests())
     assert session.replay.slots().sum(axis=0).tolist() == session.breakdown.tolist()
-    assert (session.now("running"), session.now("waiting")) == (0, 0)
+    assert (session.num_requests("running"), session.num_requests("waiting")) == (0, 0)
     player.step(0)
     session.show()
     assert player.gap is None
     assert session.breakdown[EMPTY].sum() < session.capacity
-    assert len(session.replay.live_requests()) == session.now("running") == 1
+    assert len(session.replay.live_requests()) == session.num_requests("running") == 1
 
 
 @pytest.mark.parametrize("by", [ColorBy.STATE, ColorBy.OWNER, ColorBy.AGE])

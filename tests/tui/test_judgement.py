@@ -81,7 +81,7 @@ async def test_the_first_screen_shows_it_in_the_words_that_fit(
 async def test_d_shows_the_remedies(
     make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim_tui.dialogs.remedies.NUM_CHANGES", 6)
+    monkeypatch.setattr("kvsim_tui.dialogs.remedies.MAX_CHANGES", 6)
     app = make_app(shipped("paged"), at_s=4.0)
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("d")
@@ -103,7 +103,7 @@ async def test_d_shows_the_remedies(
 async def test_the_verdict_names_the_remedy_that_the_page_calls_enough(
     make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim_tui.dialogs.remedies.NUM_CHANGES", 6)
+    monkeypatch.setattr("kvsim_tui.dialogs.remedies.MAX_CHANGES", 6)
     app = make_app(shipped("paged"), at_s=4.0)
     session = next(iter(app.get_default_screen().sessions()))  # type: ignore[attr-defined]
     session.story = begin_story(session, playing=False)

@@ -81,7 +81,7 @@ def test_charts_that_grow_are_those_of_everything(file: Path, every: int) -> Non
                 each.show()
             assert session.step_number(session.player.frame) == everything.player.frame
             counts = [
-                (each.num_preempted, each.num_finished, each.num_refused, int(each.served[each.player.frame]))
+                (each.num_preemptions, each.num_finished, each.num_refused, int(each.served[each.player.frame]))
                 for each in (session, everything)
             ]
             assert counts[0] == counts[1]

@@ -16,7 +16,7 @@ from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.free_queue import next_units
 from kvsim_tui.pool.paint import FOLLOWED, FOLLOWED_SHARED, NEXT, PARTLY
 from kvsim_tui.widgets.below_pool import BelowPool
-from kvsim_tui.widgets.owner_strips import MANY, OwnerStrips, _OwnerLine, _without_split_groups
+from kvsim_tui.widgets.owner_strips import MAX_IN_PHYSICAL_ORDER, OwnerStrips, _OwnerLine, _without_split_groups
 from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ async def test_many_requests_are_shown_by_owner_first_and_v_changes_it(
         app = make_app(recording, at_s=at_s, by_owner=True)
         async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            many = len(next(iter(app.playback.sessions())).replay.live_requests()) > MANY
+            many = len(next(iter(app.playback.sessions())).replay.live_requests()) > MAX_IN_PHYSICAL_ORDER
             assert app.query_one(OwnerStrips).display is many
             assert app.query_one(PoolView).display is not many
             await pilot.press("v")

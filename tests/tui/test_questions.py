@@ -125,7 +125,7 @@ async def test_what_happens_beyond_a_window(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", BOTH, ids=lambda size: f"{size[0]}x{size[1]}")
 async def test_who_wins_and_how_much_of_it_is_memory(three_runs: list[Recording], size: tuple[int, int]) -> None:
     comparison = ComparedRuns(three_runs)
-    comparison.learn([1000.0, 1500.0, 2000.0])
+    comparison.set_ample_throughput([1000.0, 1500.0, 2000.0])
     questions = (
         Question("Who wins?", "", r"Paged \d\S* m?s; .*contiguous .*×\d"),
         Question(

@@ -15,7 +15,7 @@ from syrupy.extensions.single_file import SingleFileSnapshotExtension, WriteMode
 import kvsim_tui as tui
 from kvsim.errors import UsageError
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.export.picture_file import drawn, svg_of
+from kvsim_tui.export.picture_file import svg_of, wait_until_drawn
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.playback.compared_runs import ComparedRuns
 
@@ -43,7 +43,7 @@ def picture(snapshot: SnapshotAssertion) -> SnapshotAssertion:
 async def _draw(app: KvsimApp, size: tuple[int, int], *keys: str) -> str:
     async with app.run_test(size=size) as pilot:
         await pilot.press(*keys)
-        await drawn(pilot)
+        await wait_until_drawn(pilot)
         return svg_of(app.screen, app.symbols)
 
 
@@ -113,7 +113,7 @@ async def test_light(
         app.theme = "kvsim-light"
         await pilot.pause()
         await pilot.press("right")
-        await drawn(pilot)
+        await wait_until_drawn(pilot)
         assert svg_of(app.screen, app.symbols) == picture
 
 

@@ -73,8 +73,8 @@ def test_a_preempted_request_needs_blocks_for_its_answer_too(shipped: Callable[[
     spans = session.residencies(request)
     session.player.go_to_frame(spans[0][1])
     session.show()
-    tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
-    assert session.num_put_out(request) > 1
+    tokens = int(requests.prompt_tokens[request]) + session.num_output_tokens(request)
+    assert session.num_output_tokens(request) > 1
     assert units_needed(session, request) == -(-tokens // 16)
 
 

@@ -21,12 +21,12 @@ from kvsim.simulation import Disaggregation, Machine, Replicas, simulate_fleet
 from kvsim.workload import LogNormal, Poisson, SharedPrefixes, generate
 from kvsim_tui import fleet_of, open_fleet
 from kvsim_tui.app import KvsimApp
-from kvsim_tui.export.picture_file import drawn, svg_of
+from kvsim_tui.export.picture_file import svg_of, wait_until_drawn
 from kvsim_tui.facts.fleet_telling import about_all, beside_strip, why_waiting
 from kvsim_tui.playback.fleet_servers import FleetServers
 from kvsim_tui.screens.wall import Wall
 from kvsim_tui.screens.watch import Watch
-from kvsim_tui.widgets.pool_wall import FleetClock, PoolWall
+from kvsim_tui.widgets.pool_wall import FleetQueueChart, PoolWall
 from kvsim_tui.widgets.scrubber import GUTTER
 
 from .test_snapshots import picture as picture  # noqa: PLC0414 - a fixture
@@ -87,7 +87,7 @@ def test_figures_are_those_of_the_steps(recordings: list[Recording]) -> None:
             busy = len(row) > 0 and time_s < recording.duration_s
             assert now.running == (steps.running[row[-1]] if busy else 0)
             assert now.waiting == (steps.waiting[row[-1]] if busy else 0)
-            assert now.held == pytest.approx(
+            assert now.held_share == pytest.approx(
                 1 - steps.free_units[row[-1]] / recording.meta.pool.num_units if busy else 0
             )
             assert now.prompt_tokens == recording.requests.prompt_tokens[begun].sum()
@@ -110,9 +110,9 @@ async def test_the_fullest_come_first_and_the_others_are_folded_with_their_sums(
         await pilot.pause()
         lines, wall = lines_of(app), app.screen.query_one(PoolWall)
         now = fleet.at(fleet.player.clock_s)
-        held = [now[number].held for number in wall.shown]
+        held = [now[number].held_share for number in wall.shown]
         assert held == sorted(held, reverse=True)
-        assert held[0] == max(one.held for one in now)
+        assert held[0] == max(one.held_share for one in now)
         folded = next(line for line in lines if " more" in line)
         assert int(folded.split()[0]) == 60 - len(wall.shown)
         assert int(folded.split()[-1].replace(",", "")) == sum(
@@ -124,7 +124,7 @@ async def test_the_column_under_the_cursor_is_the_share_held_now(recordings: lis
     app = KvsimApp(fleet_of(recordings), clock=lambda: 0.0)
     async with app.run_test(size=(120, 40)) as pilot:
         wall, fleet = app.screen.query_one(PoolWall), app.screen.fleet
-        clock = app.screen.query_one(FleetClock)
+        clock = app.screen.query_one(FleetQueueChart)
         for share in (0.1, 0.35, 0.6, 0.9):
             fleet.player.go_to_time(share * fleet.player.duration_s)
             app.screen.show_panels()
@@ -135,7 +135,7 @@ async def test_the_column_under_the_cursor_is_the_share_held_now(recordings: lis
                 top = 1 + place * wall._lines_each
                 column = [line[GUTTER + clock.cursor_column] for line in lines[top : top + height]]
                 eighths = sum(app.symbols.up.index(cell) for cell in column)
-                assert eighths == max(round(now[number].held * height * 8), now[number].held > 0)
+                assert eighths == max(round(now[number].held_share * height * 8), now[number].held_share > 0)
 
 
 async def test_a_request_is_followed_from_server_to_server(apart: list[Recording]) -> None:
@@ -144,14 +144,14 @@ async def test_a_request_is_followed_from_server_to_server(apart: list[Recording
         await pilot.press("n")
         await pilot.pause()
         fleet, lines = app.screen.fleet, lines_of(app)
-        stops = fleet.stops(fleet.followed)
-        assert [fleet.servers[stop.server].kind for stop in stops] == ["prefill", "decode"]
+        visits = fleet.visits(fleet.followed)
+        assert [fleet.servers[visit.server].kind for visit in visits] == ["prefill", "decode"]
         assert re.search(
             rf"{fleet.followed}  prefill-0: came [\d.]+ s, begins .* tokens found, done [\d.]+ s → decode-\d: "
-            rf"fetches {stops[1].hit_tokens:,} tokens, begins [\d.]+ s, done [\d.]+ s",
+            rf"fetches {visits[1].hit_tokens:,} tokens, begins [\d.]+ s, done [\d.]+ s",
             lines[-1],
         )
-        here = [stop for stop in stops if stop.arrival_s <= fleet.player.clock_s < stop.end_s]
+        here = [visit for visit in visits if visit.arrival_s <= fleet.player.clock_s < visit.end_s]
         assert sum(line.startswith("> ") for line in lines) == len(here) <= 1, "it is on one server at a time"
         assert f"{fleet.followed} is here" in lines[0]
 
@@ -176,7 +176,7 @@ async def test_a_server_opens_at_the_same_moment_and_escape_returns(recordings: 
 
 def test_numbers_are_a_row_for_each_server(recordings: list[Recording]) -> None:
     app = KvsimApp(fleet_of(recordings))
-    rows = list(csv.DictReader(io.StringIO(app.playback_for(fleet_of(recordings)).numbers())))
+    rows = list(csv.DictReader(io.StringIO(app.playback_for(fleet_of(recordings)).csv_text())))
     assert sorted(row["server"] for row in rows) == ["server 0", "server 1", "server 2"]
     assert sum(int(row["waiting"]) for row in rows) == fleet_of(recordings).waiting_at(
         np.array([float(rows[0]["time_s"])])
@@ -207,7 +207,7 @@ async def test_wall(recordings: list[Recording], picture: SnapshotAssertion, siz
         if size == (120, 40):
             app.theme = "kvsim-light"
             await pilot.press("n")
-        await drawn(pilot)
+        await wait_until_drawn(pilot)
         assert svg_of(app.screen, app.symbols) == picture
 
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def look_up(session: Session, text: str) -> tuple[str, int] | None:
-    """Return the request or unit that `text` names: `("request", row)` or `("unit", index)`; None if there is neither.
+    """Return what `text` names, as `("request", row)` or `("unit", index)`; None if it names nothing.
 
-    `#17` is the unit with address 17. Any other text is the id of a request, the beginning of exactly one id, or the
-    request's row.
+    `#17` names the unit at address 17 of the pool. The index of a unit counts from 0 at the pool's first address. Any
+    other text names a request: by its id, by the beginning of exactly one id, or by its row in the requests table.
     """
     text = text.strip()
     replay, ids = session.replay, session.recording.requests.id
@@ -40,7 +40,7 @@ def look_up(session: Session, text: str) -> tuple[str, int] | None:
 
 
 class FindScreen(Modal[tuple[str, int]]):
-    """An input line for the id of a request or the number of a unit. The answer is as `look_up` returns it."""
+    """Dialog with an input line for a request or a unit. It returns the result of `look_up`, or None if cancelled."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "close", "Close")]
 

@@ -42,7 +42,7 @@ class LessonsScreen(Modal["Lesson"]):
         self.query_one(OptionList).focus()
 
     def on_key(self, event: object) -> None:
-        """Play the lesson whose number ends with the pressed digit. The 0 is for lesson 10."""
+        """Play one of the first ten lessons if its digit is pressed. 0 plays lesson 10."""
         character = getattr(event, "character", None)
         for lesson in self._lessons:
             if character == str(lesson.number % 10):

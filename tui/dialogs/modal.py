@@ -19,7 +19,7 @@ class Modal(ModalScreen[Answer | None]):
     """Dialog that closes once. After it has closed, it ignores keys that still arrive."""
 
     def answer(self, answer: Answer | None) -> None:
-        """Close, and return `answer` to the code that opened the dialog."""
+        """Close, and return `answer` to the code that opened the dialog; None if the user chose nothing."""
         if self.is_current:
             self.dismiss(answer)
 

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from textual.binding import Binding, BindingType
 
-from ..look.wording import gib, milliseconds
+from ..look.wording import bytes_text, milliseconds
 from .modal import Page
 
 if TYPE_CHECKING:
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from kvsim.fitting import Outcome
     from kvsim.recording import Recording
 
-NUM_CHANGES: Final = 24
-"""Largest number of changes of the server that are simulated.
+MAX_CHANGES: Final = 24
+"""Largest number of changes to the server's settings that are simulated.
 
-`kvsim diagnose` tries more, because here a user waits at the screen.
+`kvsim diagnose` simulates more. Here a user waits at the screen for the result.
 """
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
 _ENOUGH: Final = "Enough: hardly any request is preempted, and hardly any waits."
@@ -30,11 +30,11 @@ _SIMULATED: Final = "Simulations replay the same requests; kvsim diagnose says h
 
 
 def diagnosed(recording: Recording) -> Diagnosis:
-    """Return the diagnosis of `recording`. It simulates changes of the server with the recorded requests."""
+    """Diagnose `recording`: simulate its requests on servers with changed settings."""
     from kvsim.diagnosis import diagnose, engine_of  # noqa: PLC0415 - they bring the simulator along
     from kvsim.fitting import Search  # noqa: PLC0415
 
-    return diagnose(recording, Search(engine=engine_of(recording, NUM_CHANGES)), most=NUM_CHANGES)
+    return diagnose(recording, Search(engine=engine_of(recording, MAX_CHANGES)), most=MAX_CHANGES)
 
 
 class RemediesScreen(Page):
@@ -61,7 +61,7 @@ class RemediesScreen(Page):
         blocks = getattr(self._diagnosis.remedies[0].change.server, "num_blocks", None)
         if not isinstance(blocks, int) or pool.num_units is None or blocks <= pool.num_units + pool.first_unit:
             return ()
-        now, then = gib(pool.num_bytes), gib(blocks * pool.bytes_per_unit)
+        now, then = bytes_text(pool.num_bytes), bytes_text(blocks * pool.bytes_per_unit)
         return (f"It takes {then} for KV instead of {now}, which the GPU must have.",)
 
     def _table(self) -> Table:

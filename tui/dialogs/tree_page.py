@@ -95,7 +95,12 @@ def _next_evicted(session: Session, tree: RadixTree) -> TreeNode | None:
 
 
 def _cells(session: Session, node: TreeNode, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
-    """Return the cells of a node's line: bold if the node is locked, dim if nodes below it must be evicted first."""
+    """Return the cells of a node's row: its number of units, its token positions, its holders, the time of its last
+    use.
+
+    They are bold if requests hold the node, dim if nodes below it must be evicted first. `is_first` is true for the
+    node that is evicted next.
+    """
     size, end = session.replay.unit_tokens, node.begin + node.num_units
     lead = "  " * min(node.depth - 1, _MOST_INDENTED_LEVELS) + "└ " if node.depth else ""
     if node.num_holders:

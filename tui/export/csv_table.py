@@ -38,7 +38,7 @@ def _row(session: Session) -> dict[str, object]:
         "waiting": session.counts("waiting")[frame],
         "finished": session.num_finished,
         "refused": session.num_refused,
-        "preempted": session.num_preempted,
+        "preempted": session.num_preemptions,
         "tokens_served": session.served[frame],
         "capacity_slots": session.capacity,
     } | {f"{state.name.lower()}_slots": session.breakdown[state] for state in SlotState}

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 _NO_CONVERTER: Final = (
     "PNG needs rsvg-convert: install librsvg2-bin (Debian, Ubuntu), librsvg2-tools (Fedora) or librsvg (Homebrew)."
 )
-_PATIENCE: Final = 100
+_MAX_PAUSES: Final = 100
 _CONVERSION_S: Final = 60.0
 """Longest time in seconds for a conversion, which takes about a second."""
 
 
-async def drawn(pilot: Pilot[None]) -> None:
-    """Wait until the screen is drawn, after at most `_PATIENCE` turns of the event loop."""
-    for _ in range(_PATIENCE):
+async def wait_until_drawn(pilot: Pilot[None]) -> None:
+    """Wait until the screen is drawn, but no longer than `_MAX_PAUSES` turns of the event loop."""
+    for _ in range(_MAX_PAUSES):
         await pilot.pause()
         # The key line is drawn last.
         if not pilot.app.screen.query("KeyLine").exclude(".-told"):
@@ -74,7 +74,8 @@ def png_of(svg: str) -> bytes:
 def save(content: str | bytes, file: str | os.PathLike[str], *, made_by: str = "") -> Path:
     """Write `content` to `file`, whole or not at all; return the path.
 
-    Only a file that kvsim has made is replaced: `made_by` is the command that the file is marked with.
+    An existing file is replaced. `made_by` is the kvsim command with which the file is marked, so that later commands
+    recognize it as kvsim's; empty for no mark.
 
     Raises:
         UsageError: the file cannot be written.

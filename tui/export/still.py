@@ -38,7 +38,8 @@ def still(
 ) -> list[list[tuple[str, Style]]]:
     """Return the picture of the pool as lines of at most `width` characters with styles.
 
-    The picture has about `height` lines. A pool that consists of lines may take up to twice as many, to show each line.
+    The picture has about `height` lines. It may have up to twice as many if the pool is divided into equal rows, such
+    as the rows of a training batch, because each row then gets a line.
     """
     replay = session.replay
     stride = LineLengths(replay).length_at(replay.seq)
@@ -69,8 +70,11 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
     return _drawn(keys, symbols)
 
 
-def host_entries(session: Session, *, hued: bool = True) -> list[tuple[list[int], str]]:
-    """Return the legend of host memory at the current frame: paints and their meanings. Empty without host memory."""
+def host_legend(session: Session, *, hued: bool = True) -> list[tuple[list[int], str]]:
+    """Return the legend of host memory at the current frame: paint codes, each list with its meaning.
+
+    Empty without host memory. If `hued`, the paints of owners have their hues, as in a map in colours.
+    """
     return legend_now(session, hued=hued)
 
 
@@ -79,10 +83,10 @@ def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str
     return [[brush[key] for key in row] for row in keys.tolist()]
 
 
-def entries(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
-    """Return the legend: paints and their meanings.
+def pool_legend(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
+    """Return the legend of the pool if colours mean `color_by`: paint codes, each list with its meaning.
 
-    Percentages are of the pool, or, for a training batch, of the batch's rows.
+    Percentages are of the pool or, for a training batch, of the rows in use.
     """
     if color_by is ColorBy.STATE:
         return _states(session, STACK)
@@ -122,10 +126,10 @@ def _states(session: Session, states: Iterable[SlotState]) -> list[tuple[list[in
 
 def legend(session: Session, symbols: Symbols, color_by: ColorBy) -> str:
     """Return the legend of the pool as a line of characters."""
-    return in_characters(entries(session, color_by), symbols)
+    return in_characters(pool_legend(session, color_by), symbols)
 
 
-def in_characters(found: Iterable[tuple[Iterable[int], str]], symbols: Symbols) -> str:
-    """Return a legend (paints and their meanings) as a line of characters."""
+def in_characters(entries: Iterable[tuple[Iterable[int], str]], symbols: Symbols) -> str:
+    """Return a legend as a line of characters. Each entry has paint codes and their meaning."""
     glyphs = paint_glyphs(symbols)
-    return "   ".join(f"{''.join(glyphs[paint] for paint in paints)} {words}" for paints, words in found)
+    return "   ".join(f"{''.join(glyphs[paint] for paint in paints)} {words}" for paints, words in entries)

@@ -10,7 +10,7 @@ from rich.segment import Segment
 from ..look.states import COLOR, VOID_COLOR
 from ..pool.host_blocks import title_of
 from ..pool.paint import ColorBy, paint_colors
-from .still import entries, host_entries, host_still, still
+from .still import host_legend, host_still, pool_legend, still
 from .svg import CELL, rectangle, shapes_of_lines
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def svg_of_stills(
         parts.append(_text(_MARGIN, top + 15, title))
         top += _TITLE_HEIGHT
         top = _shapes(parts, still(session, COLOR, width, height, color_by), top)
-        top = _legend(parts, entries(session, color_by), top, pixels)
+        top = _legend(parts, pool_legend(session, color_by), top, pixels)
         if session.host is not None:
             parts.append(_text(_MARGIN, top + 15, title_of(session)))
             top = _shapes(parts, host_still(session, COLOR, width, _HOST_LINES), top + _TITLE_HEIGHT)
-            top = _legend(parts, host_entries(session), top, pixels)
+            top = _legend(parts, host_legend(session), top, pixels)
     for title, lines in drawn:
         parts.append(_text(_MARGIN, top + 15, title))
         top = _lines(parts, lines, top + _TITLE_HEIGHT) + _MARGIN

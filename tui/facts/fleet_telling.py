@@ -9,14 +9,14 @@ import numpy as np
 
 from kvsim.metrics.waiting import Limits
 
-from ..look.wording import gib, percent, plural, seconds
+from ..look.wording import bytes_text, percent, plural, seconds
 from ..playback.session import Story
 from .wait_reasons import full_step, needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Stop
+    from ..playback.fleet_servers import FleetServer, FleetServers, ServerNow, Visit
 
 
 def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
@@ -28,7 +28,7 @@ def fleet_headline(fleet: FleetServers, *, short: bool) -> list[str]:
     num, prefill = len(fleet.servers), sum(server.kind == "prefill" for server in fleet.servers)
     servers = f"{prefill:,} prefill and {plural(num - prefill, 'decode server')}" if prefill else plural(num, "server")
     units = meta.pool.num_units or 0
-    memory = gib(units * meta.pool.bytes_per_unit)
+    memory = bytes_text(units * meta.pool.bytes_per_unit)
     model = str(meta.model.get("name", "unknown model")).rpartition("/")[2]
     each = f"{memory} each" if short else f"{memory} for KV on each = {plural(units, 'block')}"
     return [f"a fleet of {servers}", f"{model} on {meta.gpu.removeprefix('NVIDIA ')}", each]
@@ -72,7 +72,7 @@ def beside_strip(fleet: FleetServers, server: FleetServer, now: ServerNow, room:
 
 def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[str]:
     """Return lines of at most `room` characters about all servers together, the most important first."""
-    running, held = sum(state.running for state in now), percent(float(np.mean([state.held for state in now])), 1)
+    running, held = sum(state.running for state in now), percent(float(np.mean([state.held_share for state in now])), 1)
     lines: list[tuple[str, ...]] = [
         (f"all servers: {running:,} running, {held} held", f"{running:,} running, {held} held")
     ]
@@ -162,34 +162,34 @@ def _name_of(fleet: FleetServers, server: FleetServer, number: int) -> str:
     return others[number].name if number < len(others) else f"server {number}"
 
 
-def way(fleet: FleetServers, stops: list[Stop], arrow: str, *, short: bool) -> str:
+def way(fleet: FleetServers, visits: list[Visit], arrow: str, *, short: bool) -> str:
     """Describe in one line the visits of a request to servers, in order and with `arrow` between them.
 
     With `short`, a visit has fewer words.
     """
-    described = _describe_stop_briefly if short else _describe_stop
-    return f" {arrow} ".join(described(fleet, stops, nth) for nth in range(len(stops)))
+    described = _describe_visit_briefly if short else _describe_visit
+    return f" {arrow} ".join(described(fleet, visits, nth) for nth in range(len(visits)))
 
 
-def _describe_stop(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
-    stop, server = stops[nth], fleet.servers[stops[nth].server]
-    if math.isnan(stop.begin_s):
-        return f"{server.name}: came {_at(fleet, stop.arrival_s)}, never began"
-    came = f"came {_at(fleet, stop.arrival_s)}, " if nth == 0 else ""
+def _describe_visit(fleet: FleetServers, visits: list[Visit], nth: int) -> str:
+    visit, server = visits[nth], fleet.servers[visits[nth].server]
+    if math.isnan(visit.begin_s):
+        return f"{server.name}: came {_at(fleet, visit.arrival_s)}, never began"
+    came = f"came {_at(fleet, visit.arrival_s)}, " if nth == 0 else ""
     if server.kind == "decode":
-        work = f"fetches {stop.hit_tokens:,} tokens, begins {_at(fleet, stop.begin_s)}"
+        work = f"fetches {visit.hit_tokens:,} tokens, begins {_at(fleet, visit.begin_s)}"
     else:
-        work = f"begins {_at(fleet, stop.begin_s)}, {stop.hit_tokens:,} of {stop.prompt_tokens:,} tokens found"
-    end = "" if math.isnan(stop.end_s) else f", done {_at(fleet, stop.end_s)}"
+        work = f"begins {_at(fleet, visit.begin_s)}, {visit.hit_tokens:,} of {visit.prompt_tokens:,} tokens found"
+    end = "" if math.isnan(visit.end_s) else f", done {_at(fleet, visit.end_s)}"
     return f"{server.name}: {came}{work}{end}"
 
 
-def _describe_stop_briefly(fleet: FleetServers, stops: list[Stop], nth: int) -> str:
-    stop, name = stops[nth], fleet.servers[stops[nth].server].name
-    if math.isnan(stop.begin_s):
+def _describe_visit_briefly(fleet: FleetServers, visits: list[Visit], nth: int) -> str:
+    visit, name = visits[nth], fleet.servers[visits[nth].server].name
+    if math.isnan(visit.begin_s):
         return f"{name}: waits"
-    until = "" if math.isnan(stop.end_s) else f" until {_at(fleet, stop.end_s)}"
-    return f"{name} from {_at(fleet, stop.begin_s)}{until}"
+    until = "" if math.isnan(visit.end_s) else f" until {_at(fleet, visit.end_s)}"
+    return f"{name} from {_at(fleet, visit.begin_s)}{until}"
 
 
 def _at(fleet: FleetServers, time_s: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.machines import untimed_in
 
-from ..look.wording import gib, plural
+from ..look.wording import bytes_text, plural
 from .requests import place_in_row, request_facts
 from .units import unit_summary
 
@@ -26,7 +26,7 @@ def selection(session: Session) -> str:
     if session.followed is not None:
         facts = request_facts(session, session.followed)
         # Units of different policies differ in size; bytes do not.
-        size = gib(round(sum(facts.slots) * session.recording.meta.pool.bytes_per_slot))
+        size = bytes_text(round(sum(facts.slots) * session.recording.meta.pool.bytes_per_slot))
         units = plural(facts.num_units, session.unit_name)
         held = f"{units} = {size}" if facts.holds and session.rows is None else units if facts.holds else "no memory"
         state = facts.state if session.rows is None else place_in_row(session, session.followed)
@@ -44,7 +44,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     if meta.rules_name != meta.policy_name:
         policy = meta.rules_name
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
-    size = gib(meta.pool.num_bytes)
+    size = bytes_text(meta.pool.num_bytes)
     units = plural(replay.num_units, session.unit_name)
     if meta.pool.windows is not None:
         units += f" and {meta.pool.windows.num_units:,} of windows"
@@ -72,7 +72,7 @@ def comparison_headline(comparison: ComparedRuns, *, short: bool) -> list[str]:
         sequences, width = plural(rows.num_sequences, "sequence"), plural(rows.row_tokens, "slot")
         return [f"the same {sequences} for training", f"rows of {width}"]
     model, gpu, num_gpus = _model(meta), meta.gpu, _num_gpus(session)
-    size = gib(meta.pool.num_bytes)
+    size = bytes_text(meta.pool.num_bytes)
     ids = {name for lane in comparison.lanes for name in lane.session.recording.requests.id.tolist()}
     requests = plural(len(ids), "request")  # count each id once: lanes can be servers with different requests
     origins = [_origin(lane.session, "") for lane in comparison.lanes]

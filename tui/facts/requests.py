@@ -10,7 +10,7 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 from kvsim.recording.tables import CopyKind, RequestStatus
 
-from ..look.wording import gib, listed, percent, plural, seconds
+from ..look.wording import bytes_text, listed, percent, plural, seconds
 from .preemption import preemption_lines
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def request_facts(session: Session, request: int) -> RequestFacts:
         state=_state(session, request, holds, computed),
         holds=holds,
         prompt_tokens=prompt,
-        generated_tokens=session.num_put_out(request),
+        generated_tokens=session.num_output_tokens(request),
         output_tokens=output,
         computed=computed,
         full=int(replay.full[request]),
@@ -109,7 +109,7 @@ def _doing(session: Session, request: int, computed: int) -> str:
         return "complete, row is held"
     if comes_from_host(session, request) and not session.loads_in_step:
         return "waiting for the host's blocks"
-    begun = session.num_put_out(request) > 0
+    begun = session.num_output_tokens(request) > 0
     again = _computes_again(session, request)
     doing = "recomputing" if again else "generating" if begun else "reading prompt"
     is_loaded = comes_from_host(session, request)
@@ -217,7 +217,7 @@ def _wasted(session: Session, facts: RequestFacts) -> str:
     )
     if not wasted:
         return "nothing"
-    amount = gib(wasted) if len(session.replay.groups) > 1 else plural(wasted, "slot")
+    amount = bytes_text(wasted) if len(session.replay.groups) > 1 else plural(wasted, "slot")
     return f"{amount}, {percent(wasted, sum(facts.slots))}"
 
 

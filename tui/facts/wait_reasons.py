@@ -105,7 +105,7 @@ def _no_room_for_answer(session: Session) -> tuple[str, ...]:
     if len(replay.groups) > 1:
         return ("it does not fit with its longest answer",)
     name, unit, page = session.request_name(head), session.unit_name, replay.unit_tokens
-    tokens = int(session.recording.requests.prompt_tokens[head]) + session.num_put_out(head)
+    tokens = int(session.recording.requests.prompt_tokens[head]) + session.num_output_tokens(head)
     need = (tokens + _num_tokens_left_to_answer(session, head, clip)) // page + 2
     free = int((replay.owner == NO_OWNER).sum())
     needed = f"{name} needs {plural(need, unit)} with its longest answer"
@@ -122,7 +122,7 @@ def _no_room_for_answer(session: Session) -> tuple[str, ...]:
 
 
 def _num_tokens_left_to_answer(session: Session, request: int, most: int) -> int:
-    return min(max(int(session.recording.requests.max_tokens[request]) - session.num_put_out(request), 0), most)
+    return min(max(int(session.recording.requests.max_tokens[request]) - session.num_output_tokens(request), 0), most)
 
 
 def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
@@ -140,7 +140,7 @@ def units_needed(session: Session, request: int) -> int | None:
     are the slots of its reservation.
     """
     replay, requests = session.replay, session.recording.requests
-    tokens = int(requests.prompt_tokens[request]) + session.num_put_out(request)
+    tokens = int(requests.prompt_tokens[request]) + session.num_output_tokens(request)
     if len(replay.groups) > 1:
         limits = Limits.of(session.recording.meta.policy, session.recording.meta.engine)
         if limits is None:

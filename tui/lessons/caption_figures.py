@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from kvsim.memory.waste import SlotState
 
 from ..facts.tree_nodes import has_tree, tree_at
-from ..look.wording import gib, milliseconds, percent
+from ..look.wording import bytes_text, milliseconds, percent
 from ..pool.host_blocks import HostBlockState, owners_of
 from .beside_figures import simulated_figure
 from .request_figures import layer_figures, request_figures
@@ -155,14 +155,14 @@ class Figures:
         return {
             "percent": percent(number, capacity),
             "slots": f"{number:,}",
-            "gib": gib(round(number * self._session.recording.meta.pool.bytes_per_slot)),
+            "gib": bytes_text(round(number * self._session.recording.meta.pool.bytes_per_slot)),
         }.get(unit)
 
     def _pool(self) -> dict[str, str]:
         replay = self._session.replay
         return {
             "slots": f"{self._session.capacity:,}",
-            "gib": gib(self._session.recording.meta.pool.num_bytes),
+            "gib": bytes_text(self._session.recording.meta.pool.num_bytes),
             "blocks": f"{replay.num_units:,}",
             "block_slots": f"{replay.unit_tokens:,}",
             "free_blocks": f"{int((replay.refs == 0).sum()):,}",
@@ -288,8 +288,8 @@ class Figures:
     def _step(self) -> dict[str, str]:
         cost = self._cost
         return {
-            "weights_gib": gib(round(cost.weight_bytes)),
-            "kv_gib": gib(cost.kv_bytes),
+            "weights_gib": bytes_text(round(cost.weight_bytes)),
+            "kv_gib": bytes_text(cost.kv_bytes),
             "kv_percent": percent(cost.kv_bytes, cost.kv_bytes + cost.weight_bytes),
             "sequences": f"{cost.num_sequences:,}",
             "context": f"{cost.context_tokens:,}",
@@ -311,7 +311,7 @@ def _fleet(totals: FleetTotals) -> dict[str, str]:
     return {
         "hits": f"{100 * totals.prefix_hit_rate:.0f}",
         "one_pool": f"{100 * totals.one_pool_hit_tokens / max(totals.prefix_queried_tokens, 1):.0f}",
-        "held_twice": gib(round(totals.mean_duplicate_bytes)) if totals.mean_duplicate_bytes else "nothing",
+        "held_twice": bytes_text(round(totals.mean_duplicate_bytes)) if totals.mean_duplicate_bytes else "nothing",
         "busiest": f"{totals.imbalance:.2f}",
         "ttft": milliseconds(totals.ttft_s.mean),
         "preempted": f"{totals.num_preemptions:,}",

@@ -16,7 +16,7 @@ from kvsim.models.image_rules import MARKS
 
 from ..facts.owners import holdings
 from ..look.states import STACK
-from ..look.wording import gib, milliseconds, percent, plural
+from ..look.wording import bytes_text, milliseconds, percent, plural
 from ..pool.colors import paint_of
 from ..pool.paint import OWNER, hue_of, paint_colors
 from ..pool.swatches import swatch
@@ -264,7 +264,7 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
             "cached on both servers",
             "on average",
             {label: one.mean_duplicate_bytes for label, one in totals.items()},
-            lambda num_bytes: gib(round(num_bytes)) if num_bytes else "nothing",
+            lambda num_bytes: bytes_text(round(num_bytes)) if num_bytes else "nothing",
         ),
     )
     num_bars = sum(len(values) for _, _, values, _ in parts)
@@ -275,7 +275,7 @@ def fleets(totals: Mapping[str, FleetTotals], width: int, symbols: Symbols, heig
             lines.append([])
         most = max(values.values()) or 1.0
         for nth, (label, value) in enumerate(values.items()):
-            color = symbols.palette.kinds[nth % 2] if label in totals else symbols.palette.free_glyph
+            color = symbols.palette.kinds[nth % 2] if label in totals else symbols.palette.free_glyph_color
             what = (title, remark, "")[nth]
             bar = [
                 pen.text(what.ljust(_FIGURE_NAME_WIDTH), weak=nth > 0),

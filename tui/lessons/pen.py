@@ -37,7 +37,7 @@ class Pen:
     def text(self, words: str, *, weak: bool = False) -> Segment:
         """Return `words` in the colour of text, or in a weaker colour."""
         palette = self.symbols.palette
-        return Segment(words, Style(color=palette.free_glyph if weak else palette.ink))
+        return Segment(words, Style(color=palette.free_glyph_color if weak else palette.ink))
 
     def bar(self, share: float, width: int, color: str) -> Segment:
         """Return a bar that fills a `share` of `width` characters.

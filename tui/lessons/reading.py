@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.machines import plain_words, untimed_in
 
-from ..export.still import host_entries, host_still, in_characters, legend, still
+from ..export.still import host_legend, host_still, in_characters, legend, still
 from ..export.still_svg import COLUMNS, svg_of_stills
 from ..facts.requests import comes_from_host
 from ..look.states import COLOR
@@ -46,7 +46,7 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
             if session.host is not None:
                 lines = _characters(host_still(session, symbols, _WIDTH, 1))
                 parts += [title_of(session), *lines]
-                parts += [in_characters(host_entries(session, hued=False), symbols), ""]
+                parts += [in_characters(host_legend(session, hued=False), symbols), ""]
         for name, drawn in guided.drawing(caption, _WIDTH, symbols):
             parts += [name, *("".join(segment.text for segment in line).rstrip() for line in drawn), ""]
     return "\n".join([*parts, textwrap.fill(_machine(guided), _WIDTH), ""])
@@ -99,7 +99,7 @@ def _titled_pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]
         if rows is not None:
             named.append((f"{run.label}: {rows}", session))
             continue
-        running, waiting = session.now("running"), session.now("waiting")
+        running, waiting = session.num_requests("running"), session.num_requests("waiting")
         idle = session.num_idle
         held = f"{running - idle} running, {plural(idle, 'row')} held" if idle else f"{running} running"
         loading = sum(comes_from_host(session, row) for row in session.replay.live_requests().tolist())

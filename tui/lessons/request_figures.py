@@ -11,7 +11,7 @@ from kvsim.memory.waste import SlotState
 from ..facts.group_tables import table_rows
 from ..facts.preemption import last_preemption
 from ..facts.requests import place_in_row, request_facts
-from ..look.wording import gib, milliseconds, percent
+from ..look.wording import bytes_text, milliseconds, percent
 from ..pool.layer_kinds import layer_kinds
 from ..pool.unit_changes import changes_between
 
@@ -50,7 +50,7 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
         "fits": f"{session.capacity // facts.full:,}",
         "written": f"{min(facts.computed, facts.full):,}",
         "held": f"{held:,}",
-        "held_gib": gib(round(held * session.recording.meta.pool.bytes_per_slot)),
+        "held_gib": bytes_text(round(held * session.recording.meta.pool.bytes_per_slot)),
         "unused_percent": percent(held - facts.slots[SlotState.TOKEN], held),
         "shared_blocks": f"{int((refs > 1).sum()):,}",
         "hit_tokens": f"{int(requests.cached_tokens[row]):,}",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvsim.memory.waste import SlotState
 
-from ..look.wording import gib, plural
+from ..look.wording import bytes_text, plural
 from .pen import Lines, Pen
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def reads(costs: Sequence[StepCost], width: int, symbols: Symbols, height: int) 
     room = max(width - _LABEL - 21, 8)
     lines: Lines = []
     for label, num_bytes, time_s, color in rows:
-        words = f" {gib(round(num_bytes)):>8} in {_ms(time_s)}"
+        words = f" {bytes_text(round(num_bytes)):>8} in {_ms(time_s)}"
         bar = pen.bar(num_bytes / max(most, 1), room, color)
         lines += pen.thick([pen.text(label.ljust(_LABEL)), bar, pen.text(words)], thick)
     tokens = f"{cost.num_sequences}, one for {plural(cost.num_sequences, 'running request')}"
@@ -67,7 +67,7 @@ def _step_time_bars(costs: Sequence[StepCost], width: int, thick: int, pen: Pen)
 
 def _colors(pen: Pen) -> tuple[str, ...]:
     palette = pen.symbols.palette
-    return palette.kinds[0], palette.states[SlotState.TOKEN], palette.kinds[1], palette.free_glyph
+    return palette.kinds[0], palette.states[SlotState.TOKEN], palette.kinds[1], palette.free_glyph_color
 
 
 def _key(pen: Pen) -> list[Segment]:
@@ -128,6 +128,6 @@ def _busy_bars(time: StepTime, most_s: float, room: int, pen: Pen) -> Lines:
     share = min(time.gpu_s / max(done_s - time.prepare_s, 1e-9), 1.0)
     gpu = [begin <= at < end and round((at - begin + 1) * share) > round((at - begin) * share) for at in range(room)]
     return [
-        [pen.text("  host".ljust(_CLOCK_NAME_WIDTH)), pen.pieces(host, palette.free_glyph)],
+        [pen.text("  host".ljust(_CLOCK_NAME_WIDTH)), pen.pieces(host, palette.free_glyph_color)],
         [pen.text("  GPU".ljust(_CLOCK_NAME_WIDTH)), pen.pieces(gpu, palette.kinds[0])],
     ]

@@ -30,8 +30,7 @@ class Feed(Protocol):
     def whole(self) -> Excerpt | None:
         """Return all steps that the feed has kept; None before the first step."""
 
-    def close(self) -> None:
-        """Close the connection."""
+    def close(self) -> None: ...
 
 
 def first_excerpt(feed: Feed) -> Excerpt:

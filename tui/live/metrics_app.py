@@ -23,7 +23,7 @@ from kvsim.live.server_load import load_of
 from ..export.picture_file import save_new, svg_of
 from ..look.states import ASCII, COLOR, GLYPHS
 from ..look.themes import THEMES
-from ..screens.defects import Careful
+from ..screens.defects import NoTracebackMixin
 from ..widgets.headline import Headline
 from ..widgets.key_line import KeyLine
 from .metrics_text import cache_lines, chart_lines, event_lines, forecast, request_lines, time_lines
@@ -42,8 +42,8 @@ _QUIET_S = 5.0
 """Seconds without an answer from the server after which the headline reports it."""
 
 
-class Words(Widget):
-    """Panel of text. `write(width, height)` returns its lines."""
+class TextPanel(Widget):
+    """Panel of text. To draw it, `write` is called with the width and height in characters, and returns the lines."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "metrics--text",
@@ -69,8 +69,8 @@ class Words(Widget):
         return self.get_component_rich_style(f"metrics--{name or 'text'}")
 
 
-class MetricsApp(Careful, App[None]):
-    """Application that shows the metrics of `feed`, and the prefix cache that `cache` follows by KV events, if any."""
+class MetricsApp(NoTracebackMixin, App[None]):
+    """Shows the metrics of `feed` and, if `cache` is given, the prefix cache as KV events describe it."""
 
     CSS_PATH = "../kvsim.tcss"
     TITLE = "kvsim"
@@ -103,12 +103,14 @@ class MetricsApp(Careful, App[None]):
         plain = self.symbols.ascii
         yield Headline(self.symbols)
         with Vertical(id="metrics"):
-            yield Words("KV cache", lambda width, _: cache_lines(self._load, width, plain=plain), id="metrics-cache")
+            yield TextPanel(
+                "KV cache", lambda width, _: cache_lines(self._load, width, plain=plain), id="metrics-cache"
+            )
             if self._cache is not None:
-                yield Words("prefix cache, by KV events", self._cache_lines, id="metrics-events")
-            yield Words("requests", lambda width, _: request_lines(self._load, width), id="metrics-requests")
-            yield Words("times", lambda width, _: time_lines(self._load, width, plain=plain), id="metrics-times")
-            yield Words(
+                yield TextPanel("prefix cache, by KV events", self._cache_lines, id="metrics-events")
+            yield TextPanel("requests", lambda width, _: request_lines(self._load, width), id="metrics-requests")
+            yield TextPanel("times", lambda width, _: time_lines(self._load, width, plain=plain), id="metrics-times")
+            yield TextPanel(
                 "history",
                 lambda width, height: chart_lines(self._polls, width, height, plain=plain),
                 id="metrics-chart",
@@ -129,7 +131,7 @@ class MetricsApp(Careful, App[None]):
             self.screen.add_class("-ended")
             self.notify(f"{self._ended} What was seen stays here.", timeout=10, markup=False)
         self._tell()
-        for panel in self.query(Words):
+        for panel in self.query(TextPanel):
             panel.refresh()
 
     def _cache_lines(self, width: int, height: int) -> list[Text]:
@@ -163,9 +165,9 @@ class MetricsApp(Careful, App[None]):
         about = [printable(now.model) or "unknown model", *restarts, f"which blocks are whose, {sources} not say"]
         self.query_one(Headline).tell([*(ended or state), *about], [*state, *about])
         where = forecast(self._load) if quiet_s <= _QUIET_S and self._ended is None else ""
-        self.query_one("#metrics-cache", Words).border_title = f"KV cache{', ' + where if where else ''}"
+        self.query_one("#metrics-cache", TextPanel).border_title = f"KV cache{', ' + where if where else ''}"
         seconds = self._load.window_s
         of = f"in the last {seconds:.0f} s" if seconds else "since the server started"
-        self.query_one("#metrics-times", Words).border_title = f"times {of}, as exact as the server's buckets"
+        self.query_one("#metrics-times", TextPanel).border_title = f"times {of}, as exact as the server's buckets"
         span_s = self._polls[-1].time_s - self._polls[0].time_s
-        self.query_one("#metrics-chart", Words).border_title = f"the last {span_s:.0f} s"
+        self.query_one("#metrics-chart", TextPanel).border_title = f"the last {span_s:.0f} s"

@@ -1,4 +1,4 @@
-"""Lines of text and bars for the panels of the metrics screen."""
+"""Lines of text and bars for the panels of the metrics screen. `plain` lines have ASCII characters only."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _QUANTILES: Final = (0.5, 0.9, 0.99)
 
 
 def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
-    """Return two lines about the usage of the KV cache: a text and a bar."""
+    """Return two lines about the usage of the KV cache: a text and a bar, in ASCII if `plain`."""
     now = load.now
     parts = [f"{100 * now.usage:.1f}% in use"]
     if now.num_blocks is not None:
@@ -46,12 +46,14 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
     ]
 
 
-def event_lines(look: CacheState, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
-    """Return at most `height` lines about the prefix cache: the reason why events `ended`, if they did; what is known;
-    what is not.
+def event_lines(state: CacheState, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
+    """Return at most `height` lines about the prefix cache: facts, then what KV events do not say.
+
+    `ended` is the reason why the events ended; it comes first, unless it is None. `num_blocks` is None if unknown. The
+    last facts are left out if there is no room.
     """
-    facts = [Text(f"{fact[:1].upper()}{fact[1:]}"[:width], "text") for fact in cache_facts(look, num_blocks)]
-    limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(look)]
+    facts = [Text(f"{fact[:1].upper()}{fact[1:]}"[:width], "text") for fact in cache_facts(state, num_blocks)]
+    limits = [Text(f"Not known: {limit}"[:width], "weak") for limit in cache_limits(state)]
     ends = [] if ended is None else [Text(ended[:width], "strong")]
     return [*ends, *facts[: max(height - len(limits) - len(ends), 1)], *limits][:height]
 
@@ -82,7 +84,10 @@ def request_lines(load: ServerLoad, width: int) -> list[Text]:
 
 
 def time_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
-    """Return a table of times in the last minute: means, and quantiles as ranges between bounds of buckets."""
+    """Return a table of the times that `load` has counted: means and quantiles, in ASCII if `plain`.
+
+    A quantile is a range, because the server counts times in buckets.
+    """
     head = _LABEL_WIDTH * " " + "".join(
         title.rjust(column)
         for title, column in zip(("requests", "mean", "p50", "p90", "p99"), _columns(width), strict=True)
@@ -96,14 +101,17 @@ def time_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
     return lines
 
 
-def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plain: bool) -> list[Text]:
-    """Return charts of usage, running and waiting requests over time, in `height` lines altogether."""
+def chart_lines(polls: Sequence[ServerMetrics], width: int, height: int, *, plain: bool) -> list[Text]:
+    """Return charts of usage, running and waiting requests over successive `polls`, in ASCII if `plain`.
+
+    They have `height` lines altogether; no line if `height` is below 3.
+    """
     if height < 3:
         return []
     series = (
-        ("in use", [look.usage for look in looks], 1.0, "100%"),
-        ("running", [float(look.running) for look in looks], None, ""),
-        ("waiting", [float(look.waiting) for look in looks], None, ""),
+        ("in use", [poll.usage for poll in polls], 1.0, "100%"),
+        ("running", [float(poll.running) for poll in polls], None, ""),
+        ("waiting", [float(poll.waiting) for poll in polls], None, ""),
     )
     heights = [height // 3 + (number < height % 3) for number in range(3)]
     marks = _PLAIN_EIGHTHS if plain else COLOR.up
@@ -119,9 +127,9 @@ def chart_lines(looks: Sequence[ServerMetrics], width: int, height: int, *, plai
 
 
 def _maxima_per_column(values: list[float], width: int) -> list[float]:
-    """Return at most `width` values: `values` themselves, or the maximum of every n consecutive ones.
+    """Return `values`, or the maximum of every n consecutive values if there are more than `width`.
 
-    The first values are left out if their number is not a multiple of n.
+    n is `len(values) / width`, rounded up. If `len(values)` is not a multiple of n, the first values are left out.
     """
     width = max(width, 1)
     if len(values) <= width:
@@ -154,7 +162,7 @@ def _span(low_s: float, high_s: float, dash: str) -> str:
 
 
 def _rounded_time(seconds: float) -> str:
-    """Format a predicted time, rounded to 5 s or 1 min, because predictions are no more precise."""
+    """Format a predicted time: in steps of 5 s below 90 s, otherwise in minutes. Predictions are no more precise."""
     for unit, length_s, step in (("s", 1, 5), ("min", 60, 1)):
         if seconds < 90 * length_s:
             return f"{max(step * round(seconds / length_s / step), step):,} {unit}"

@@ -1,6 +1,7 @@
 """Charts of a running server that reach back beyond the steps of the current session.
 
-A live screen opens many sessions, each over the last steps at its time. `Past` joins their charts.
+A live screen opens many sessions, one after the other. Each covers the steps that were newest when it was opened.
+`Past` joins their charts.
 """
 
 from __future__ import annotations
@@ -63,6 +64,6 @@ class Past:
             charts=charts.rows(max(len(charts) - MAX_FRAMES, 0)),
             num_finished=old.num_finished + int((~np.isnan(requests.finished_s[gone])).sum()),
             num_refused=old.num_refused + int((requests.status[gone] == RequestStatus.REFUSED).sum()),
-            num_preempted=old.num_preempted + int(latest.recording.steps.preempted[:end].sum()),
+            num_preemptions=old.num_preemptions + int(latest.recording.steps.preempted[:end].sum()),
             tokens_served=old.tokens_served + int(requests.output_tokens[gone].sum()),
         )

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from .feed import Feed
 
 POLL_S: Final = 1.0
-_GROWTH: Final = 8
-"""While the user looks at earlier steps, all steps are opened again when their number has grown by 1/8."""
+_REOPEN_GROWTH: Final = 1 / 8
+"""Growth after which all kept steps are opened again while the user looks at earlier steps.
+
+It is the number of new steps, divided by the number of steps of the session on the screen.
+"""
 QUIET_S: Final = 5.0
 """Seconds without an event after which the headline reports it. The server is then idle or gone."""
 
@@ -60,14 +63,17 @@ class Live(Watch):
         quiet = [f"quiet for {quiet_s:.0f} s"] if quiet_s > QUIET_S else []
         return [f"LIVE {name}", *quiet, *long], [f"LIVE {name}", *quiet, *short]
 
-    def show_transport(self) -> None:
-        """Run or stop the clock, and show on the scrubber whether the screen shows the server's last step."""
+    def update_clock_and_title(self) -> None:
+        """Start or stop the clock, and show above the time axis whether the screen shows the server's last step."""
         if self._scrubber is not None:
             self._scrubber.following = self._is_paused_at_present() and self._ended is None
-        super().show_transport()
+        super().update_clock_and_title()
 
     async def poll(self) -> None:
-        """Get the newest steps from the feed, and show them if the user looks at the last step or many are new."""
+        """Get the newest steps from the feed, and show them if the user looks at the last step.
+
+        Otherwise show all kept steps, if the session on the screen lacks earlier ones or many are new.
+        """
         at_present = self._is_paused_at_present()
         try:
             session = await asyncio.to_thread(self._newer, at_present=at_present)
@@ -127,7 +133,7 @@ class Live(Watch):
         if at_present:
             return None if self.session is self._present else self._present
         num_new_steps = self._present.end_step - self.session.end_step
-        has_grown = num_new_steps > len(self.session.recording.steps) // _GROWTH
+        has_grown = num_new_steps > len(self.session.recording.steps) * _REOPEN_GROWTH
         return self._all_kept() if self._has_earlier_steps or has_grown else None
 
     def _all_kept(self) -> Session:
@@ -139,7 +145,7 @@ class Live(Watch):
         self._polls.stop()
         self._ended = message(sentence)
         self.show_headline()
-        self.show_transport()
+        self.update_clock_and_title()
         self.notify(f"{self._ended[0].upper()}{self._ended[1:]} What was seen stays here.", timeout=10, markup=False)
 
     def _replace_session(self, session: Session) -> None:

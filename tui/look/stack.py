@@ -17,11 +17,11 @@ EIGHTHS: Final = 8
 def stacked(
     parts: npt.NDArray[Any], length: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Divide bars of `length` cells among layers, in proportion to `parts`, which has shape (bars, layers).
+    """Divide bars of `length` cells in proportion to `parts`, the sizes of their parts: shape (bars, parts).
 
-    Return three arrays of shape (bars, length): the first layer in each cell, the second, and the eighths of the first,
-    8 in a cell of one layer. A cell shows at most two layers. If all parts of a bar are 0, the last layer fills the
-    bar.
+    Return three arrays of shape (bars, length): the index of the first part in each cell, that of the second, and how
+    many eighths of the cell the first one fills. A cell shows at most two parts. If it shows one part, the eighths are
+    8. If all sizes of a bar are 0, the last part fills the bar.
     """
     total = parts.sum(axis=1, keepdims=True)
     parts = np.where(total > 0, parts, np.eye(parts.shape[1])[-1])

@@ -51,16 +51,16 @@ class Palette:
     hues: tuple[str, ...]
     """Hues of owners. Successive hues differ in hue and in lightness, for colour-blind readers."""
     kinds: tuple[str, ...]
-    """Colours of kinds of layers, and of what a drawing compares."""
+    """Colours of the kinds of layers. Drawings in lessons also use them, for example for two caches."""
     shared: str
-    """Colour of shared units. Where colour means the number of holders: of units with the most holders."""
+    """Colour of shared units. If colour means the number of holders, it is the colour of the units with the most."""
     shared_by_two: str
-    """Colour of units with two holders, where colour means the number of holders."""
+    """Colour of units with two holders, if colour means the number of holders."""
     aged: str
     """Colour of the units that have been held longest; new units have the colour of tokens."""
     changes: tuple[str, str, str, str]
     """Colours of units that have just been taken, freed, hit or evicted."""
-    free_glyph: str
+    free_glyph_color: str
     """Colour of free memory that is drawn as a glyph."""
     void: str
     """Colour of the background."""
@@ -95,7 +95,7 @@ DARK: Final = Palette(
     shared_by_two="#a37a35",
     aged="#5340b8",
     changes=("#ffe600", "#ff4fd8", "#5dffb0", "#c04bff"),
-    free_glyph="#77828f",
+    free_glyph_color="#77828f",
     void=VOID_COLOR,
     ink="#d7dde5",
     cursor="#ffffff",
@@ -110,7 +110,7 @@ LIGHT: Final = Palette(
     shared_by_two="#c99b4a",
     aged="#c9acf7",
     changes=("#ffb300", "#e6009e", "#00a86b", "#8a00d4"),
-    free_glyph="#8a95a1",
+    free_glyph_color="#8a95a1",
     void="#f9fafb",
     ink="#1c2430",
     cursor="#000000",

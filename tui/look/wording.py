@@ -12,11 +12,14 @@ if TYPE_CHECKING:
 
 
 def listed(names: Sequence[str], noun: str, between: str = ", ") -> str:
-    """Return one or two names as a list, three or more as a number: `first, second`, `3 requests`."""
+    """Return one or two names as a list, three or more as a number: `first, second` or `3 requests`.
+
+    `between` separates two names. `noun` is the singular of what the number counts, such as `request`.
+    """
     return between.join(names) if len(names) <= 2 else plural(len(names), noun)
 
 
-def gib(num_bytes: int) -> str:
+def bytes_text(num_bytes: int) -> str:
     """Return a number of bytes in KiB, MiB or GiB, with three digits."""
     power, unit = (30, "GiB") if num_bytes >= 2**30 else (20, "MiB") if num_bytes >= 2**20 else (10, "KiB")
     return _three_digits(num_bytes / 2**power, unit)

@@ -32,7 +32,7 @@ class Charts:
     slots: npt.NDArray[np.int64]
     """Number of slots of the pool in each state: shape (num_frames, 8). Without rows until they are counted."""
     running: IntArray
-    """Number of requests in the batch whose answers are incomplete."""
+    """Number of running requests, without those whose row of a static batch is held after their answer is complete."""
     waiting: IntArray
     events: Events
     """Events. Their `frame` is a row of these charts."""
@@ -54,7 +54,7 @@ class Charts:
     def followed_by(self, later: Charts) -> Charts:
         """Return these rows, then those of `later`.
 
-        The events of these rows lose their request rows, which mean other requests in `later`.
+        The events of these rows get `NO_OWNER` as request, because the requests of `later` have other row numbers.
         """
         return Charts(
             times_s=np.concatenate((self.times_s, later.times_s)),
@@ -86,7 +86,10 @@ class IdleSpans:
 
     @classmethod
     def of(cls, recording: Recording, in_gaps: GapSlots) -> IdleSpans:
-        """Return the gaps of a recording that are long enough to be seen on a time axis."""
+        """Return the idle spans of a recording that are long enough to be seen on a time axis.
+
+        `in_gaps` has all its idle spans, called gaps, and the slots by state in each.
+        """
         gaps = in_gaps.gaps
         end_s = recording.steps.start_s[gaps.step + 1]
         long = end_s - gaps.begin_s > recording.duration_s * _LEAST_IDLE
@@ -99,9 +102,10 @@ class IdleSpans:
         )
 
     def released_s(self, times_s: FloatArray) -> FloatArray:
-        """Return, for frames that begin at `times_s`, when the memory was released that each shows as newly free.
+        """Return the time in seconds at which the memory that each frame shows as newly free was released.
 
-        That is the beginning of the idle span before the frame or, if there is none, the frame's own time.
+        The frames begin at `times_s`. The memory was released at the beginning of the idle span before the frame. If
+        there is none, it was released when the frame began.
         """
         if not len(self.end_s):
             return times_s
@@ -121,6 +125,6 @@ class Before:
     """Charts of the frames before the session's first frame; None if unknown."""
     num_finished: int = 0
     num_refused: int = 0
-    num_preempted: int = 0
+    num_preemptions: int = 0
     tokens_served: int = 0
     """Number of output tokens of requests that ended before the first frame."""

@@ -27,7 +27,7 @@ _SHORTEST_PLAY_S = 8.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """A run of the comparison, and its name."""
+    """One of the runs. A screen shows it in a lane, with `label` as the name."""
 
     label: str
     session: Session
@@ -65,7 +65,10 @@ class ComparedRuns:
         self.lanes = sorted(lanes, key=lambda lane: lane.session.player.duration_s * fastest_first)
         self._order = [lanes.index(lane) for lane in self.lanes]
         self.ample_tokens_per_s: tuple[float, ...] = ()
-        """Output tokens per second that each lane would reach with ample memory; empty if unknown."""
+        """Output tokens per second that each run would reach with unlimited memory, in the order of `lanes`.
+
+        Empty if unknown.
+        """
         sessions = [lane.session for lane in self.lanes]
         durations_s = [lane.session.player.duration_s for lane in self.lanes]
         self.player = Player(
@@ -84,8 +87,8 @@ class ComparedRuns:
         """Return, for each of `times_s`, the player's first frame that begins at that time or later."""
         return np.searchsorted(self.player.times_s, times_s)
 
-    def learn(self, ample_tokens_per_s: Sequence[float]) -> None:
-        """Set `ample_tokens_per_s`. The argument has the order of the recordings, not of the lanes."""
+    def set_ample_throughput(self, ample_tokens_per_s: Sequence[float]) -> None:
+        """Set `ample_tokens_per_s`. The argument has the order of the `recordings` that the constructor got."""
         self.ample_tokens_per_s = tuple(ample_tokens_per_s[place] for place in self._order)
 
     def show(self) -> None:

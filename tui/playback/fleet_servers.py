@@ -36,7 +36,7 @@ Course: TypeAlias = "tuple[FloatArray, npt.NDArray[Any]]"
 class ServerNow(NamedTuple):
     """State of a server at one time."""
 
-    held: float
+    held_share: float
     """Share of the pool that requests hold, 0 to 1."""
     running: int
     waiting: int
@@ -50,15 +50,19 @@ class ServerNow(NamedTuple):
     """Number of `prompt_tokens` that were prefix-cache hits."""
 
 
-class Stop(NamedTuple):
-    """A request's visit to one server. Times are seconds of the common clock, NaN if the event did not happen."""
+class Visit(NamedTuple):
+    """A request's visit to one server. Times are seconds of the fleet's clock."""
 
     server: int
+    """Index in `FleetServers.servers`."""
     arrival_s: float
     begin_s: float
+    """Time at which the request was scheduled first; NaN if it never was."""
     end_s: float
+    """Time at which the request ended on this server; NaN if it has not ended."""
     prompt_tokens: int
     hit_tokens: int
+    """Number of prompt tokens found in the prefix cache or, on a decode server, fetched."""
 
 
 class FleetServer:
@@ -88,9 +92,9 @@ class FleetServer:
         self._hits = np.append(0, np.cumsum(np.maximum(requests.cached_tokens[order], 0).astype(np.int64)))
 
     def at(self, time_s: float) -> ServerNow:
-        """Return the state of the server at `time_s`.
+        """Return the pool, the queue and the totals at `time_s` seconds.
 
-        Before its first step and after its last, requests hold nothing.
+        Before the first step and after the last, requests hold nothing.
         """
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         begun = int(np.searchsorted(self._begin_s, time_s, side="right"))
@@ -98,7 +102,7 @@ class FleetServer:
             _values_at(course, np.array([time_s]))[0] for course in (self._held, self._running, self.waiting)
         )
         return ServerNow(
-            held=float(held),
+            held_share=float(held),
             running=int(running),
             waiting=int(waiting),
             preempted=int(self._preempted[step]) if step >= 0 else 0,
@@ -132,11 +136,11 @@ class FleetServer:
         step = int(np.searchsorted(self.steps.start_s, time_s, side="right")) - 1
         return step if step >= 0 and time_s < self.duration_s else None
 
-    def stop(self, number: int, row: int) -> Stop:
-        """Return the visit of the request in row `row`. `number` is this server's number in the fleet."""
+    def visit(self, index: int, row: int) -> Visit:
+        """Return the visit of the request in row `row`. `index` is this server's index in `FleetServers.servers`."""
         requests = self.requests
-        return Stop(
-            server=number,
+        return Visit(
+            server=index,
             arrival_s=float(requests.arrival_s[row]),
             begin_s=float(requests.first_scheduled_s[row]),
             end_s=float(requests.finished_s[row]),
@@ -148,7 +152,8 @@ class FleetServer:
 def _courses(recording: Recording | Outline, reopen: Callable[[], Recording]) -> tuple[Course, Course, Course]:
     """Return the held share of the pool, the number of running and the number of waiting requests over time.
 
-    `reopen` reads the whole recording, which is needed if the steps do not state what their outputs leave.
+    `reopen` reads the whole recording. It is called only if the table of steps lacks the requests or the free units
+    after the output of a step.
     """
     steps, num_units = recording.steps, recording.meta.pool.num_units or 0
     if not len(steps):
@@ -198,12 +203,15 @@ class FleetServers:
         self.player = Player(times_s, np.minimum(notable, len(times_s) - 1))
         self.followed: str | None = None
         """Id of the followed request, or None."""
-        self._stops: tuple[str | None, list[Stop]] = (None, [])
+        self._visits: tuple[str | None, list[Visit]] = (None, [])
         self.player.go_to_time(self._busiest_s if at_s is None else at_s)
 
     @classmethod
     def of(cls, recordings: Iterable[Recording], names: Sequence[str], *, at_s: float | None = None) -> FleetServers:
-        """Return a fleet of recordings that are in memory."""
+        """Return a fleet of recordings that are in memory, with a name for each.
+
+        Playback begins at `at_s` seconds, or at the busiest moment if that is None.
+        """
 
         def kept(recording: Recording) -> Callable[[], Recording]:
             return lambda: recording
@@ -239,12 +247,15 @@ class FleetServers:
         return np.asarray(np.sum([server.waiting_at(times_s) for server in self.servers], axis=0), np.int64)
 
     def at(self, time_s: float) -> list[ServerNow]:
-        """Return the state of every server at `time_s`."""
+        """Return one state per server at `time_s` seconds, in the order of `servers`."""
         return [server.at(time_s) for server in self.servers]
 
     def fullest(self, now: Sequence[ServerNow]) -> list[int]:
-        """Return the numbers of the servers, fullest pool first. At equal pools, the longer queue comes first."""
-        return sorted(range(len(now)), key=lambda number: (-now[number].held, -now[number].waiting, number))
+        """Return the indices of `servers`, fullest pool first. If pools are equally full, the longer queue is first.
+
+        `now` has one state per server, as `at` returns it.
+        """
+        return sorted(range(len(now)), key=lambda number: (-now[number].held_share, -now[number].waiting, number))
 
     def hits(self, now: Sequence[ServerNow]) -> tuple[int, int]:
         """Return the number of prompt tokens that were prefix hits, and the number of all prompt tokens.
@@ -255,7 +266,10 @@ class FleetServers:
         return sum(state.hit_tokens for state in states), sum(state.prompt_tokens for state in states)
 
     def others_of(self, server: FleetServer) -> list[FleetServer]:
-        """Return the servers of the other kind (prefill or decode), in the order in which transfers number them."""
+        """Return the servers of the other kind, prefill or decode; empty if `server` does both.
+
+        The index of a server in the result is its number in the `Handovers` of `server`.
+        """
         other = {"prefill": "decode", "decode": "prefill"}.get(server.kind)
         return [each for each in self.servers if each.kind == other] if other else []
 
@@ -273,16 +287,19 @@ class FleetServers:
             default=(1.0, ""),
         )
 
-    def stops(self, name: str | None) -> list[Stop]:
-        """Return the visits of the request with the id `name`, in order of arrival."""
-        if self._stops[0] != name:
+    def visits(self, name: str | None) -> list[Visit]:
+        """Return the visits of the request with the id `name`, in order of arrival.
+
+        Empty if `name` is None or unknown.
+        """
+        if self._visits[0] != name:
             found = [
-                server.stop(number, int(row))
-                for number, server in enumerate(self.servers)
+                server.visit(index, int(row))
+                for index, server in enumerate(self.servers)
                 for row in np.flatnonzero(server.ids == name)[:1]
             ]
-            self._stops = (name, sorted(found, key=lambda stop: stop.arrival_s))
-        return self._stops[1]
+            self._visits = (name, sorted(found, key=lambda visit: visit.arrival_s))
+        return self._visits[1]
 
     def present_ids(self, time_s: float) -> list[str]:
         """Return the ids of the requests that wait or run at `time_s`, in order of arrival, without duplicates."""

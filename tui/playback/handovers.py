@@ -22,9 +22,10 @@ class Handovers:
     """
 
     def __init__(self, transfers: Transfers | None, num_requests: int) -> None:
-        """Keep the `transfers` that name a known server and one of `num_requests` requests.
+        """Take the rows of `transfers`, or none if that is None.
 
-        The file was read without a check.
+        Rows with an unknown server (-1), or with a request that is not among the server's `num_requests`, are ignored:
+        the file was read without a check.
         """
         columns = ("kind", "request", "server", "begin_s", "end_s")
         if transfers is None:

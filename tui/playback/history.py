@@ -26,7 +26,7 @@ class Stay:
 
 
 def stays(replay: Replay, unit: int) -> list[Stay]:
-    """Return all stays in `unit`, counted from 0 in address order, in the order in which the stays begin."""
+    """Return all stays in a unit, in the order in which they begin. `unit` is its index in address order, from 0."""
     tables = replay.ledger.tables
     address = unit + replay.first_unit
     rows = np.flatnonzero((tables.address <= address) & (address < tables.address + tables.length))

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 DEFAULT_PLAY_S = 45.0
 """Wall seconds that a whole recording takes at the initial speed, approximately."""
 _MANTISSAS = (1.0, 2.0, 5.0)
-_SPEED_RANGE = 12
-"""Number of speed changes allowed in either direction. Three are a power of ten."""
+_MAX_SPEED_STEPS = 12
+"""Largest number of steps of the speed scale up or down from the initial speed. Three steps are a factor of 10."""
 
 
 def speed_at(index: int) -> float:
@@ -143,7 +143,7 @@ class Player:
     def take_over(self, other: Player) -> None:
         """Continue at the time of `other`, a player of another part of the same run.
 
-        The speed differs from its initial value by as many steps of the scale as that of `other` does.
+        Take over the user's changes of speed: both speeds are the same number of steps from their initial values.
         """
         self.playing = other.playing
         self.go_to_time(other.clock_s)
@@ -151,7 +151,7 @@ class Player:
 
     def change_speed(self, direction: int) -> None:
         """Play faster (1) or slower (-1) by one step of the scale 1, 2, 5, 10, ..."""
-        slowest, fastest = self._default_index - _SPEED_RANGE, self._default_index + _SPEED_RANGE
+        slowest, fastest = self._default_index - _MAX_SPEED_STEPS, self._default_index + _MAX_SPEED_STEPS
         self._index = min(max(self._index + direction, slowest), fastest)
 
     def _frame_at(self, time_s: float) -> int:

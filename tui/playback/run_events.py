@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EventKind(IntEnum):
-    """Kind of an event."""
+    """What happened to a request, or to cached prefixes."""
 
     FINISHED = 0
     PREEMPTED = 1
@@ -36,7 +36,7 @@ class EventKind(IntEnum):
 
 
 NOTABLE = (EventKind.PREEMPTED, EventKind.REFUSED, EventKind.ABORTED)
-"""Kinds of events that indicate a shortage."""
+"""Kinds of events that pictures highlight: requests that lost their memory, or were not served to the end."""
 ENDS = (EventKind.FINISHED, EventKind.ABORTED)
 """Kinds of events that end a request.
 
@@ -44,7 +44,7 @@ They happen at the end of a step, so that the next frame is the first to show th
 """
 
 
-WORDS: Final = {
+EVENT_NAMES: Final = {
     EventKind.FINISHED: "finished",
     EventKind.PREEMPTED: "preempted",
     EventKind.REFUSED: "refused",
@@ -73,7 +73,7 @@ class Events:
     """First frame that shows the event."""
     kind: npt.NDArray[np.uint8]
     request: IntArray
-    """Row of the request in the requests table; `NO_OWNER` for an eviction."""
+    """Row of the request in the requests table; `NO_OWNER` for an eviction, or if the row is unknown."""
     count: IntArray
     """Number of units evicted in the event's frame, for an eviction; 1 for other events."""
 
@@ -82,12 +82,12 @@ class Events:
 
     @property
     def notable(self) -> Events:
-        """Events at which jumps stop: shortages, or all events if there is no shortage."""
-        shortages = self.of_kinds(NOTABLE)
-        return shortages if len(shortages) else self
+        """Events at which jumps stop: those of the kinds in `NOTABLE`. If there are none, all events."""
+        notable = self.of_kinds(NOTABLE)
+        return notable if len(notable) else self
 
     def of_kinds(self, kinds: tuple[EventKind, ...]) -> Events:
-        """Return the events of the given kinds."""
+        """Return the events whose kind is one of `kinds`, in the same order."""
         return self._rows(np.isin(self.kind, kinds))
 
     def rows_at(self, frame: int, kind: EventKind) -> IntArray:
@@ -97,7 +97,7 @@ class Events:
         return requests
 
     def of_request(self, request: int) -> Events:
-        """Return the events of one request."""
+        """Return the events of the request in row `request` of the requests table."""
         return self._rows(self.request == request)
 
     def between(self, begin: int, end: int) -> Events:
@@ -126,7 +126,7 @@ class Events:
 
 
 def events_of(replay: Replay) -> Events:
-    """Return all events of the replayed recording."""
+    """Return all events of the replayed recording, sorted by frame."""
     requests, memory = replay.recording.requests, replay.recording.memory
     rows = memory.end_rows
     request = memory.request[rows].astype(np.int64)

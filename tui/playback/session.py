@@ -87,12 +87,17 @@ class Session:
     """
 
     def __init__(
-        self, recording: Recording, *, at_s: float | None = None, later: bool = False, before: Before | None = None
+        self,
+        recording: Recording,
+        *,
+        at_s: float | None = None,
+        count_later: bool = False,
+        before: Before | None = None,
     ) -> None:
         """Begin playback at `at_s` recorded seconds, or with the first frame if that is None.
 
-        `before` has the totals of the time before the first frame; None if nothing came before. With `later`, slots are
-        not counted yet: call `add_up` after the first picture has been drawn.
+        `before` has the totals of the time before the first frame; None if nothing came before. If `count_later`, slots
+        are not counted yet: call `add_up` after the first picture has been drawn.
         """
         self.replay = Replay(_printable(recording))
         self.recording = self.replay.recording
@@ -108,8 +113,8 @@ class Session:
         """Series of the charts over time: frames before the session if they are known, then the session's frames."""
         self.player = Player(self.times_s, self.events.notable.frame)
         self.waste: Waste | None = None
-        """Slots of the pool by state over time; None until `add_up`."""
-        if not later:
+        """Number of slots in each state over time: useful, wasted and free memory; None until `add_up`."""
+        if not count_later:
             self.add_up()
         self.event_filter = EventFilter.ALL
         self.listed_events = self.events
@@ -117,17 +122,20 @@ class Session:
         if at_s is not None:
             self.player.go_to_time(at_s)
         self.followed: int | None = None
-        """Row of the request that the user follows, or None."""
+        """Row of the request that the user follows; None if none is followed."""
         self.marked: int | None = None
-        """Row of the request that has a colour of its own where there are too few hues for all requests, or None."""
+        """Row of the request that has its own colour if there are too few hues for all requests; None if there is none.
+
+        That is the followed request. If none is followed, it is the request that holds most memory.
+        """
         self.diagnosis: Diagnosis | None = None
         """Diagnosis of the run; None until the user asks for it."""
         self.story: Story | None = None
-        """Story that the screen shows, or None."""
+        """Story that the screen shows; None if it shows none."""
         self.selected: int | None = None
-        """Unit under the cursor, from 0 in address order; None without a cursor."""
+        """Index of the unit under the cursor, in address order from 0; None without a cursor."""
         self.hovered: int | None = None
-        """Unit under the mouse, from 0 in address order, or None."""
+        """Index of the unit under the mouse, in address order from 0; None if the mouse is elsewhere."""
         self._stays: tuple[int, list[Stay]] = (-1, [])
         self._breakdown = (-1, self.slots)
         self.show()
@@ -145,7 +153,7 @@ class Session:
         self.player.gap_begins_s, self.player.gap_ends_s = self.idle.begin_s, self.idle.end_s
 
     def step_number(self, frame: int) -> int:
-        """Return the number of the step that `frame` shows. Steps of a live server have the server's numbers."""
+        """Return the number of the step that `frame` shows, from 0. A live server counts its steps itself."""
         return self.before.first_step - self.before.num_summary_frames + frame
 
     @property
@@ -279,10 +287,10 @@ class Session:
 
     @property
     def num_held_back(self) -> int:
-        """Number of waiting requests that hold blocks. This happens only with host memory.
+        """Number of waiting requests whose blocks in the pool are not free; 0 without host memory.
 
-        Either the blocks of the request are still being loaded, or the current step uses blocks that the request has
-        released.
+        Either the blocks are still being loaded from host memory, or the request has released them, but the current
+        step still uses them.
         """
         steps, step = self.recording.steps, self.replay.frame
         if self.recording.copies is None or not 0 <= step < len(steps):
@@ -308,9 +316,9 @@ class Session:
         return self.before.num_refused + int(refused.sum())
 
     @property
-    def num_preempted(self) -> int:
+    def num_preemptions(self) -> int:
         """Number of preemptions up to the current frame."""
-        return self.before.num_preempted + int(self.recording.steps.preempted[: self.player.frame + 1].sum())
+        return self.before.num_preemptions + int(self.recording.steps.preempted[: self.player.frame + 1].sum())
 
     @cached_property
     def host(self) -> HostMemory | None:
@@ -322,7 +330,7 @@ class Session:
         """Contents of the encoder cache, step by step; None without images."""
         return EncoderContents.of(self.recording)
 
-    def num_put_out(self, request: int) -> int:
+    def num_output_tokens(self, request: int) -> int:
         """Return the number of output tokens of `request` up to the current frame. A preemption does not reduce it."""
         requests, replay = self.recording.requests, self.replay
         reached = replay.progress.most_tokens(request, replay.frame - 1) - int(replay.pad[request])
@@ -334,10 +342,10 @@ class Session:
         """Move the replay to the player's frame. In a gap, the replay moves to the state after the frame's output."""
         self.replay.seek(self.player.frame, after_output=self.player.gap is not None)
 
-    def now(self, name: str) -> int:
-        """Return the number of requests at the player's clock. `name` is "running" or "waiting"."""
+    def num_requests(self, state: str) -> int:
+        """Return the number of requests in `state`, "running" or "waiting", at the player's clock."""
         gap = self.player.gap
-        return int(self.counts(name)[self.player.frame] if gap is None else getattr(self.idle, name)[gap])
+        return int(self.counts(state)[self.player.frame] if gap is None else getattr(self.idle, state)[gap])
 
     def counts(self, column: str) -> IntArray:
         """Return a column of the steps, one value per frame. The frame after the last step has 0."""

@@ -127,9 +127,9 @@ def glyph_paint_color(paint: int, symbols: Symbols) -> str:
     palette = symbols.palette
     color = paint_colors(palette)[paint]
     if paint % DIM == SlotState.FREE:
-        return palette.free_glyph
+        return palette.free_glyph_color
     in_shade = paint >= DIM and color != paint_colors(palette)[paint % DIM]
-    return mixed(palette.free_glyph, palette.void, _GREY_GLYPH_BACKGROUND_SHARE) if in_shade else color
+    return mixed(palette.free_glyph_color, palette.void, _GREY_GLYPH_BACKGROUND_SHARE) if in_shade else color
 
 
 class Brush:
@@ -191,7 +191,7 @@ class Brush:
             color = self._colors[paint]
             return chr(letter), Style(color=ink_on(color), bgcolor=color, bold=True)
         back = self._colors[paint if self._symbols.color else EMPTY]
-        return chr(letter), Style(color=palette.free_glyph, bgcolor=back)
+        return chr(letter), Style(color=palette.free_glyph_color, bgcolor=back)
 
     def _style(self, front: int, back: int) -> RichStyle:
         return Style(color=self._colors[front], bgcolor=self._colors[back])

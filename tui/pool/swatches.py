@@ -52,4 +52,4 @@ def paint_swatch(paint: int, symbols: Symbols) -> Segment:
 def glyph_color(state: SlotState, symbols: Symbols) -> str:
     """Return the colour of a sample of `state`. Free memory has a stronger colour where states are drawn as glyphs."""
     palette = symbols.palette
-    return palette.free_glyph if state is SlotState.FREE and not symbols.color else palette.states[state]
+    return palette.free_glyph_color if state is SlotState.FREE and not symbols.color else palette.states[state]

@@ -33,7 +33,8 @@ class AppInterface(App[None]):
         """Tell whether `screen` is the playing screen: the topmost `PlaybackScreen`, even if a dialog covers it."""
         raise NotImplementedError
 
-    def keep_time(self, *, running: bool) -> None:
+    def run_clock(self, *, running: bool) -> None:
+        """Start or stop the regular calls that advance the playing screen."""
         raise NotImplementedError
 
     def leave_playback(self) -> None:

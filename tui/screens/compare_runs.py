@@ -18,7 +18,7 @@ from ..widgets.lane import MOST_POOLS_NARROW, LaneFigures
 from ..widgets.legend import Legend
 from ..widgets.lesson_drawing import LessonDrawing, ScheduleChart
 from ..widgets.pool_view import PoolView
-from ..widgets.race_chart import Race
+from ..widgets.race_chart import DurationChart
 from ..widgets.story_line import StoryLine
 from .playback import PlaybackScreen
 
@@ -42,7 +42,7 @@ class Compare(PlaybackScreen):
     """Plays a lane for each run. Lanes are beside each other if there is room, otherwise above each other."""
 
     compares = True
-    PANELS = "HostMap, LaneFigures, ScheduleChart, LessonDrawing, Legend, Race"
+    PANELS = "HostMap, LaneFigures, ScheduleChart, LessonDrawing, Legend, DurationChart"
     BINDINGS: ClassVar[list[BindingType]] = [  # these need the screen of a single run, and say so
         Binding("v", "arrange", show=False, id="compare.arrange"),
         Binding("d", "diagnose", show=False, id="compare.diagnose"),
@@ -55,9 +55,10 @@ class Compare(PlaybackScreen):
         guided: Guided | None = None,
         ample: Callable[[], Sequence[float]] | None = None,
     ) -> None:
-        """`ample` returns the throughput of each run with ample memory, and is called in a thread.
+        """`guided` is the lesson that the runs belong to; None outside lessons.
 
-        None if that is unknown.
+        `ample` returns the output tokens per second that each run would reach with unlimited memory; None if that is
+        unknown. It is called in a thread.
         """
         super().__init__(comparison.player, symbols, guided)
         self.comparison = comparison
@@ -79,10 +80,10 @@ class Compare(PlaybackScreen):
                         heading=lane.label,
                         color_by=self._color_by,
                         flash_s=self.app.flash_s,
-                        longest=max(len(other.label) for other in self.comparison.lanes),
+                        longest_heading=max(len(other.label) for other in self.comparison.lanes),
                         most_units=self._most_units,
                         # All pools have the same levels: if one model has several block tables, none shows slots.
-                        slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
+                        shows_slots=all(len(session.replay.groups) == 1 for session in self.sessions()),
                     )
                     yield pool
                     if any(session.host is not None for session in self.sessions()):
@@ -94,17 +95,17 @@ class Compare(PlaybackScreen):
             yield LessonDrawing(self.guided, self.symbols)
         is_fleet = self.guided is not None and bool(self.guided.fleets)
         yield Legend(self.comparison, self.symbols, self._color_by, is_fleet=is_fleet)
-        yield Race(self.comparison, self.symbols)
+        yield DurationChart(self.comparison, self.symbols)
 
     @property
     def _most_units(self) -> int:
         return max((each.replay.num_units for each in self.sessions() if each.replay.unit_tokens > 1), default=0)
 
     def _arrangement(self, num_lanes: int) -> str | None:
-        """Return the CSS class by which the style sheet places lanes on a narrow screen; None for one below the other.
+        """Return the CSS classes that place the lanes on a narrow screen; None if each lane is below the one before.
 
-        Two pools are beside each other, in lessons also three. Lessons show four pools in two rows. Comparisons outside
-        lessons show no pools if there are more than three lanes.
+        Two lanes are side by side, in a lesson also three. A lesson shows four pools in two rows. A comparison outside
+        lessons shows no pools if there are more than three lanes.
         """
         if num_lanes == 2 or (self.guided is not None and num_lanes == MOST_POOLS_NARROW):
             return "-two" if num_lanes == 2 else "-two -three"
@@ -117,7 +118,7 @@ class Compare(PlaybackScreen):
             pool.follow(session.followed)
         self._tell_gaps()
         if not self.comparison.ample_tokens_per_s and (ample := self._ample) is not None:
-            self.call_after_refresh(lambda: self.run_worker(self._learn(ample)))
+            self.call_after_refresh(lambda: self.run_worker(self._ask_ample_throughput(ample)))
 
     def on_resize(self) -> None:
         """Give all lanes without pools the same height. Remaining lines stay empty below the last lane."""
@@ -131,8 +132,8 @@ class Compare(PlaybackScreen):
             for lane in self.query(".lane"):
                 lane.styles.height = even
 
-    async def _learn(self, ample: Callable[[], Sequence[float]]) -> None:
-        self.comparison.learn(await asyncio.to_thread(ample))
+    async def _ask_ample_throughput(self, ample: Callable[[], Sequence[float]]) -> None:
+        self.comparison.set_ample_throughput(await asyncio.to_thread(ample))
         if self.is_attached:
             self._tell_gaps()
 
@@ -143,8 +144,8 @@ class Compare(PlaybackScreen):
             line.tell(story_of_comparison(self.comparison))
         ample = self.comparison.ample_tokens_per_s or (0.0,) * len(self.comparison.lanes)
         for number, (figures, tokens_per_s) in enumerate(zip(self.query(LaneFigures), ample, strict=True)):
-            figures.learn(gap_of(self.comparison, number), tokens_per_s)
-        self.query_one(Race).show_transport()
+            figures.set_gap(gap_of(self.comparison, number), tokens_per_s)
+        self.query_one(DurationChart).show_clock_title()
 
     def headline(self) -> tuple[list[str], list[str]]:
         long, short = (comparison_headline(self.comparison, short=short) for short in (False, True))
@@ -209,6 +210,6 @@ class Compare(PlaybackScreen):
         return self.comparison.lanes[list(self.query(PoolView)).index(message.pool)].session
 
     def show_found(self, found: tuple[str, int] | None) -> None:
-        """Follow the request that the find dialog returned in all runs. Ignore blocks."""
+        """Follow the request `found` in all runs. Do nothing if `found` is a block or None."""
         if found is not None and found[0] == "request":
             self.follow(found[1])

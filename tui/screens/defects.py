@@ -28,8 +28,8 @@ _LEAVE_S = 3.0
 """Seconds from a signal to the end of the process, in which the interface restores the terminal."""
 
 
-class Careful:
-    """Mixin without Textual's report of a failure, which is a traceback of several screens."""
+class NoTracebackMixin:
+    """Mixin for a Textual application. If it fails, it shows no traceback, which would fill several screens."""
 
     def _fatal_error(self) -> None:
         self._close_messages_no_wait()  # type: ignore[attr-defined]

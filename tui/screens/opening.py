@@ -43,7 +43,7 @@ class OpeningProgress:
         self.what, self.done, self.total = what, 0, 0
 
     def __call__(self, done: int, total: int) -> None:
-        """Set the progress of the current activity."""
+        """Set the progress: `done` of `total` units of work of the activity. It is unknown if `total` is 0."""
         self.done, self.total = done, total
         time.sleep(0)  # yield to the thread that draws the screen
 

@@ -36,8 +36,8 @@ Each tick updates only some of the panels.
 """
 
 
-class Readable(Protocol):
-    """Panel with text, which is updated less often than the picture of the pool."""
+class FramePanel(Protocol):
+    """Panel with text about the current frame. It is drawn less often than the picture of the pool."""
 
     def show_frame(self) -> None:
         """Draw the player's frame."""
@@ -64,7 +64,7 @@ class PlaybackScreen(Transport):
         """Story of the run; None if the screen shows none."""
         self._num_ticks = 0
         self._scrubber: Scrubber | None = None
-        self._panels: list[Readable] = []
+        self._panels: list[FramePanel] = []
         self.set_class(guided is not None, "-lesson")
         self.set_class(self.compares, "-compares")
         self.set_class(guided is not None and bool(guided.draws), "-draws")
@@ -91,7 +91,7 @@ class PlaybackScreen(Transport):
         self._scrubber = self.query_one(Scrubber)
         self._panels = list(self.query(self.PANELS))  # type: ignore[arg-type]
         self.show_headline()
-        self.show_transport()
+        self.update_clock_and_title()
         self.call_after_refresh(self.show_frame, everything=True)
 
     @property
@@ -100,7 +100,7 @@ class PlaybackScreen(Transport):
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Refuse actions until all widgets are mounted, because keys may arrive earlier."""
+        """Return False until all widgets are mounted, because keys may arrive earlier; then what Textual returns."""
         return self._ready and super().check_action(action, parameters)
 
     def show_headline(self) -> None:
@@ -122,7 +122,7 @@ class PlaybackScreen(Transport):
 
     @property
     def followed_name(self) -> str | None:
-        """Id of the followed request, or None."""
+        """Id of the followed request; None if none is followed."""
         session = next(iter(self.sessions()))
         return None if session.followed is None else session.request_name(session.followed)
 
@@ -137,7 +137,7 @@ class PlaybackScreen(Transport):
         """Follow the request with the id `name` in every run. None: follow no request."""
         raise NotImplementedError
 
-    def numbers(self) -> str:
+    def csv_text(self) -> str:
         """Return the figures of the current frame as CSV."""
         return as_csv(self.sessions())
 
@@ -174,7 +174,7 @@ class PlaybackScreen(Transport):
         self.app.push_screen(FindScreen(next(iter(self.sessions()))), self.show_found)
 
     def action_diagnose(self) -> None:
-        """Simulate changes of the server for some seconds, and show the changes that would help."""
+        """Simulate the run with changed settings of the server for some seconds, and show the changes that help."""
         from ..dialogs.remedies import RemediesScreen, diagnosed  # noqa: PLC0415 - nothing that the first picture needs
 
         session = next(iter(self.sessions()))
@@ -227,9 +227,9 @@ class PlaybackScreen(Transport):
                 self._show_words()
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the picture of the player's frame if it has `moved`, and panels and texts with `everything`.
+        """Draw the picture if the player has `moved` to another frame. If `everything`, also draw panels and texts.
 
-        Nothing is drawn before the screen is ready. Otherwise the clock is run or stopped in any case.
+        Then start or stop the clock. Do nothing until all widgets are mounted.
         """
         if not self._ready:
             return
@@ -239,23 +239,23 @@ class PlaybackScreen(Transport):
             self.show_panels()
             self._show_words()
         else:
-            self.keep_time()
+            self.update_clock()
 
     def _show_words(self) -> None:
         if self.guided is not None:
             self._show_caption()
-        self.show_transport()
+        self.update_clock_and_title()
 
-    def keep_time(self) -> None:
-        """Run the clock if this is the playing screen and playback is not paused; otherwise stop it."""
-        self.app.keep_time(running=self.app.plays(self) and self.player.playing)
+    def update_clock(self) -> None:
+        """Start the clock if this is the playing screen and playback is not paused; otherwise stop it."""
+        self.app.run_clock(running=self.app.plays(self) and self.player.playing)
 
-    def show_transport(self) -> None:
-        """Run or stop the clock, and update the scrubber."""
+    def update_clock_and_title(self) -> None:
+        """Start or stop the clock, and update the title of the time axis."""
         if self._ready:
-            self.keep_time()
+            self.update_clock()
             assert self._scrubber is not None  # `_ready` implies it
-            self._scrubber.show_transport()
+            self._scrubber.show_clock_title()
 
     def action_back(self) -> None:
         self.app.leave_playback()

@@ -29,11 +29,11 @@ class Transport(Screen[None]):
         raise NotImplementedError
 
     def show_frame(self, *, moved: bool = True, everything: bool = False) -> None:
-        """Draw the picture of the player's frame if it has `moved`, and panels and texts with `everything`."""
+        """Draw the picture if the player has `moved` to another frame. If `everything`, also draw panels and texts."""
         raise NotImplementedError
 
-    def show_transport(self) -> None:
-        """Run or stop the clock, and update the scrubber."""
+    def update_clock_and_title(self) -> None:
+        """Start or stop the clock, and update the title of the time axis."""
         raise NotImplementedError
 
     def action_play(self) -> None:
@@ -66,7 +66,7 @@ class Transport(Screen[None]):
     def action_speed(self, direction: int) -> None:
         """Play faster (1) or slower (-1)."""
         self.player.change_speed(direction)
-        self.show_transport()
+        self.update_clock_and_title()
 
     def action_go(self, share: int) -> None:
         """Move to the beginning (0) or the end (1)."""

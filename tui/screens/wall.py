@@ -11,7 +11,7 @@ from textual.binding import Binding
 
 from ..facts.fleet_telling import fleet_headline, fleet_story
 from ..playback.session import Session
-from ..widgets.pool_wall import FleetClock, PoolWall
+from ..widgets.pool_wall import FleetQueueChart, PoolWall
 from .playback import PlaybackScreen
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _ONE_SERVER = "Open a server first: up and down select one, enter opens it."
 class Wall(PlaybackScreen):
     """Plays all servers of a fleet on one clock. The user can open a single server at the current time."""
 
-    PANELS = "PoolWall, FleetClock"
+    PANELS = "PoolWall, FleetQueueChart"
     HINTS: ClassVar[tuple[str, ...]] = ("space plays or pauses, n follows a request", "space play, n follow")
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "open", "Open server", id="wall.open"),
@@ -48,7 +48,7 @@ class Wall(PlaybackScreen):
 
     def compose_body(self) -> ComposeResult:
         yield PoolWall(self.fleet, self.symbols)
-        yield FleetClock(self.fleet, self.symbols)
+        yield FleetQueueChart(self.fleet, self.symbols)
 
     def headline(self) -> tuple[list[str], list[str]]:
         return fleet_headline(self.fleet, short=False), fleet_headline(self.fleet, short=True)
@@ -62,7 +62,7 @@ class Wall(PlaybackScreen):
 
     def show_picture(self) -> None:
         """Draw the time line. The strips are panels, and are drawn less often."""
-        self.query_one(FleetClock).move()
+        self.query_one(FleetQueueChart).move()
 
     @property
     def followed_name(self) -> str | None:
@@ -139,8 +139,8 @@ class Wall(PlaybackScreen):
     def file_name(self) -> str:
         return f"kvsim-fleet-{self.player.clock_s:.3f}s"
 
-    def numbers(self) -> str:
-        """Return the figures of the servers as CSV, one row per server, the fullest pool first."""
+    def csv_text(self) -> str:
+        """Return the figures at the current time as CSV, one row per server, the fullest pool first."""
         table = io.StringIO(newline="")
         writer = csv.writer(table, lineterminator="\n")
         writer.writerow(("server", "time_s", "held_share", *self._columns))
@@ -148,7 +148,7 @@ class Wall(PlaybackScreen):
         for number in self.fleet.fullest(now):
             name, figures = self.fleet.servers[number].name, now[number]._asdict()
             row = (figures[column] for column in self._columns)
-            writer.writerow((name, f"{self.player.clock_s:.6f}", f"{now[number].held:.6f}", *row))
+            writer.writerow((name, f"{self.player.clock_s:.6f}", f"{now[number].held_share:.6f}", *row))
         return table.getvalue()
 
     _columns = ("running", "waiting", "preempted", "computed", "prompt_tokens", "hit_tokens")

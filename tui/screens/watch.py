@@ -24,7 +24,7 @@ from ..widgets.event_list import EventList
 from ..widgets.host_map import HostMap
 from ..widgets.inspector import Inspector
 from ..widgets.lesson_drawing import LessonDrawing
-from ..widgets.owner_strips import MANY, OwnerStrips
+from ..widgets.owner_strips import MAX_IN_PHYSICAL_ORDER, OwnerStrips
 from ..widgets.panel import Panel
 from ..widgets.pool_view import PoolView
 from ..widgets.story_line import StoryLine
@@ -88,7 +88,7 @@ class Watch(PlaybackScreen):
         """Show the followed request. Count the slots by state in a thread, if the session has not done so."""
         # In a static batch, each line of the pool is one request already.
         has_lines = self.session.recording.meta.policy_name == "static"
-        exceeds_hues = len(self.session.replay.live_requests()) > MANY
+        exceeds_hues = len(self.session.replay.live_requests()) > MAX_IN_PHYSICAL_ORDER
         self.set_class(exceeds_hues and self.guided is None and not has_lines, "-by-owner")
         if self.session.followed is not None:
             self.query_one(PoolView).follow(self.session.followed)
@@ -185,7 +185,7 @@ class Watch(PlaybackScreen):
         self.show_frame(everything=True)
 
     @on(PoolView.Tiled)
-    @on(OwnerStrips.Drawn)
+    @on(OwnerStrips.BarsChanged)
     def _pool_tiled(self) -> None:
         self.query_one(BelowPool).show_frame()
 

@@ -33,7 +33,8 @@ _LEAST_HEIGHT_FOR_OWNERS = 20
 class BelowPool(Widget):
     """Owners, legend and last step: one line each, or more if the screen is tall enough.
 
-    If there are too few hues for all requests, it also chooses the request that has a colour of its own in the pool.
+    If there are too few hues for all requests, this widget also chooses the one request that has its own colour in the
+    pool.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"below--text", "below--weak", "below--strong"}
@@ -108,7 +109,7 @@ class BelowPool(Widget):
             strips = self.screen.query_one(OwnerStrips)
             return label, owner_entries(self._session, self._symbols, style, strips.shows, strips.scale)
         followed, words = self._session.followed, ""
-        if followed is not None and self._holds_nothing and pool.is_neutral:
+        if followed is not None and self._holds_nothing and pool.colors_only_followed:
             words = f"{self._session.request_name(followed)} holds nothing now  "
         entries = legend_entries(
             pool.color_by,
@@ -139,9 +140,11 @@ class BelowPool(Widget):
         return f"{name}, followed" if self._pool.followed == self._session.followed else f"{name}, which holds most"
 
     def _owners(self, *, roomy: bool) -> list[Strip]:
-        """Return lines about the requests that hold memory, if there are too few hues to show them.
+        """Return lines about the requests that hold memory, more of them if the screen is `roomy` (tall).
 
-        In the pool, the followed request gets a colour of its own or, if none is followed, the one that holds most.
+        Return no line if the screen shows memory by owner, or if there are enough hues to show all requests. If there
+        are too few, give one request its own colour in the pool: the followed one. If none is followed, give it to the
+        request that holds most memory.
         """
         session = self._session
         if tells_owners(session.recording):
@@ -154,7 +157,7 @@ class BelowPool(Widget):
         found = holdings(session)
         if followed is None and (largest := largest_owner(found)) is not None:
             session.marked = largest.request
-        alone = session.marked if self._pool.is_neutral else followed
+        alone = session.marked if self._pool.colors_only_followed else followed
         if alone != self._pool.followed:
             self._pool.follow(alone)
         labels = ["", "", ""] if self.screen.has_class("-narrow") else ["owners     ", "           ", "free queue "]

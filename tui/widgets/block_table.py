@@ -60,7 +60,8 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
     def write(self) -> list[Strip]:
         """Return the lines that fit.
 
-        If lines are left out at the beginning or end, the first or last line states how many units they show.
+        If lines are left out at the beginning or the end, the first or the last line states the number of units that
+        are not shown there.
         """
         lines = self._lines_of_table()
         self.num_lines, height = len(lines), max(self.size.height, 1)
@@ -81,7 +82,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         return Strip([self.text(f"{self.symbols.cut} {plural(number, noun)} {where}, scroll", "weak")])
 
     def _lines_of_table(self) -> list[tuple[Strip, int]]:
-        """Return every line, with the number of units on it; 1 for a line about a kind of layers."""
+        """Return every line, with the number of units on it: 1 for a line about a kind of layers, 0 for a hint."""
         session = self.session
         if session.followed is None:
             return [(Strip([self.text("follow a request to see its table", "weak")]), 0)]

@@ -33,7 +33,10 @@ class CaptionBox(Static):
         return 1 + max(map(len, lines))
 
     def show_frame(self, frame: int, *, playing: bool) -> Caption | None:
-        """Show the caption of `frame`. Return the caption if it has changed, otherwise None."""
+        """Show the caption of `frame`. Return the caption if it has changed, otherwise None.
+
+        While `playing`, the box names no key that continues the lesson.
+        """
         number = max((index for index, caption in enumerate(self._captions) if caption.frame <= frame), default=0)
         caption = self._captions[number]
         last = number == len(self._captions) - 1

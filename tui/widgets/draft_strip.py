@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class DraftStrip(DrawnPanel):
-    """Slots of the followed request, or else of the first running one: known, under way, rejected, lookahead."""
+    """Last slots of the followed request: known, under way, rejected, lookahead.
+
+    If no request is followed, the strip shows the running request that got its memory first.
+    """
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="drafts")
@@ -34,7 +37,7 @@ class DraftStrip(DrawnPanel):
         slots = draft_slots(self.session)
         if slots is None:
             return []
-        return self.drawn(draft_keys(slots, self.size.width, half_blocks=self.symbols.color), DRAFTS)
+        return self.lines_of(draft_keys(slots, self.size.width, half_blocks=self.symbols.color), DRAFTS)
 
 
 def titles_of(slots: DraftSlots, name: str) -> tuple[str, ...]:

@@ -38,8 +38,11 @@ class DrawnPanel(Panel):
         del container, viewport, width
         return 1
 
-    def drawn(self, keys: KeyArray, legend: Sequence[tuple[int, str]] = ()) -> list[Strip]:
-        """Return the characters of `keys` as lines, then a `legend` of paints with meanings if there is room below."""
+    def lines_of(self, keys: KeyArray, legend: Sequence[tuple[int, str]] = ()) -> list[Strip]:
+        """Return the cells `keys` as lines of characters, then the `legend` if there is room below.
+
+        An entry of the legend is a paint and its meaning.
+        """
         strips = [Strip([Segment(*self._brush[key]) for key in row], len(row)).simplify() for row in keys.tolist()]
         if legend and self.size.height > len(strips):
             segments: list[Segment] = []

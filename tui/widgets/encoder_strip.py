@@ -36,7 +36,7 @@ class EncoderStrip(DrawnPanel):
         contents, frame = self.session.encoder, self.session.replay.frame
         if contents is None:
             return []
-        return self.drawn(encoder_keys(contents, frame, self.size.width, half_blocks=self.symbols.color), IMAGES)
+        return self.lines_of(encoder_keys(contents, frame, self.size.width, half_blocks=self.symbols.color), IMAGES)
 
 
 def titles_of(contents: EncoderContents, frame: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def num_that_fit(entries: Sequence[list[Segment]], room: int) -> int:
-    """Return how many of the leading `entries` fit into `room` characters; at least 1."""
+    """Return how many of the leading `entries` fit into `room` characters; 1 if none fits."""
     ends = accumulate(sum(segment.cell_length for segment in entry) for entry in entries)
     return max(sum(end <= room for end in ends), 1)
 

@@ -17,7 +17,7 @@ from textual.strip import Strip
 from kvsim.replay.unfolding import NO_OWNER
 
 from ..look.wording import ending, plural, seconds, shortened
-from ..playback.run_events import NOTABLE, WORDS, EventFilter, EventKind
+from ..playback.run_events import EVENT_NAMES, NOTABLE, EventFilter, EventKind
 
 if TYPE_CHECKING:
     from textual import events
@@ -51,7 +51,10 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         super().__init__(id="events")
         self._symbols = symbols
         self._shown: tuple[Events, int, int] | None = None
-        """State that was drawn last: the events, the index of the current event, and the number of past events."""
+        """State that was drawn last; None if nothing was drawn since the size changed.
+
+        It has the events, the index of the current event, and the number of events up to the current frame.
+        """
         self.open(session)
 
     def open(self, session: Session) -> None:
@@ -107,7 +110,7 @@ class EventList(ScrollView, can_focus=True, inherit_bindings=False):
         kind = EventKind(int(self._events.kind[row]))
         frame = int(self._events.frame[row])
         time = seconds(float(session.times_s[frame]), session.player.duration_s / 1000).rjust(9)
-        text = shortened(f"{time}  {self._who(row)} {WORDS[kind]}", width, self._symbols.cut).ljust(width)
+        text = shortened(f"{time}  {self._who(row)} {EVENT_NAMES[kind]}", width, self._symbols.cut).ljust(width)
         if frame > session.player.frame:
             look = "future"
         elif row == self._line:

@@ -44,7 +44,7 @@ class HostMap(DrawnPanel):
         if slots is None:
             return []
         hued = self.symbols.color
-        strips = self.drawn(map_keys(slots, width, self._num_lines, half_blocks=hued))
+        strips = self.lines_of(map_keys(slots, width, self._num_lines, half_blocks=hued))
         if self.size.height > self._num_lines:
             strips.append(self._legend(legend_now(self.session, hued=hued)))
         return strips

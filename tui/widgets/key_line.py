@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An active key."""
+    """A key that has an action on the current screen."""
 
     name: str
     """Name of the key in Textual."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..playback.compared_runs import ComparedRun
 
 _TOO_MANY_TO_NAME = 12
-"""Smallest number of waiting requests that are not named."""
+"""If at least this many requests wait, their number is shown without their names."""
 MOST_POOLS_NARROW: Final = 3
 """Largest number of compared runs whose pools a narrow screen shows."""
 _LABEL_WIDTH = 9
@@ -34,7 +34,7 @@ _WIDE = 28
 
 
 class LaneFigures(Widget):
-    """Lines with the figures of a run, each with a label. A low widget shows only the first lines."""
+    """Lines with the figures of a run, each with a label. If the widget has few lines, it shows the first figures."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "lane--text",
@@ -66,8 +66,8 @@ class LaneFigures(Widget):
         self._gap, self._ample = Gap(), 0.0
         self.set_class(lane.session.rows is not None, "-rows")
 
-    def learn(self, gap: Gap, ample_tokens_per_s: float = 0.0) -> None:
-        """Set the gap to the fastest run, and the throughput with ample memory (0 if unknown)."""
+    def set_gap(self, gap: Gap, ample_tokens_per_s: float = 0.0) -> None:
+        """Set the gap to the fastest run, and the output tokens per second with unlimited memory (0 if unknown)."""
         self._gap, self._ample = gap, ample_tokens_per_s
         self.refresh()
 
@@ -75,7 +75,7 @@ class LaneFigures(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        kinds = self._kinds()
+        kinds = self._figure_names()
         line = Strip(self._segments(kinds[y], self.size.width) if y < len(kinds) else [])
         return line.adjust_cell_length(self.size.width, self._style("text"))
 
@@ -86,10 +86,11 @@ class LaneFigures(Widget):
     def _replaces_pool(self) -> bool:
         return self.screen.query_one("#lanes").has_class("-many") and self.screen.has_class("-narrow")
 
-    def _kinds(self) -> list[str]:
-        """Return the names of the figures that have a line, from above.
+    def _figure_names(self) -> list[str]:
+        """Return the names of the figures that have a line, from top to bottom.
 
-        What the user selected is among them if there is room.
+        If the lane has more than 3 lines and the user has selected a unit or a request, the last name is "selected". A
+        lane whose lines replace the pool never has it.
         """
         height, session = self.size.height, self._lane.session
         if self._replaces_pool:
@@ -106,14 +107,14 @@ class LaneFigures(Widget):
             ]
             kinds += ["gap", "speed", *(["ample"] if self._ample else []), *(["reason"] if self._gap.reason else [])]
             # Lines of all lanes are about the same figure.
-            untitled = not all(pool.sizes_cells for pool in self.screen.query(PoolPicture))
+            untitled = not all(pool.states_cell_size for pool in self.screen.query(PoolPicture))
             kinds = ["cell"] * (height > _WITHOUT_CELL and untitled) + kinds
         return kinds[: height - len(last)] + last
 
     @property
     def shows_states(self) -> bool:
         """True if a bar of states is shown, with one colour for all tokens."""
-        return "memory" in self._kinds() and self._pool.color_by is not ColorBy.LAYERS
+        return "memory" in self._figure_names() and self._pool.color_by is not ColorBy.LAYERS
 
     def _segments(self, kind: str, width: int) -> list[Segment]:
         text, label, room = self._style("text"), self._style("label"), width - _LABEL_WIDTH
@@ -155,7 +156,8 @@ class LaneFigures(Widget):
     def _selected(self, width: int) -> str:
         """Describe the unit or request that the user selected.
 
-        If the text is too long, its size, its activity and its blocks are left out, in this order.
+        If the text is too long, the following are left out, one after the other: the size of the memory, what the
+        request does, and its number of blocks.
         """
         words = [selection(self._lane.session)]
         words.append(re.sub(r" = [\d.,]+ \w+", "", words[0]))
@@ -165,7 +167,9 @@ class LaneFigures(Widget):
 
     @property
     def _done_share(self) -> float:
-        """Share of the output tokens that are served. In training: share of the slots of used rows with tokens."""
+        """Share of the run's output tokens that are served. In training: share of the slots in used rows that have
+        tokens.
+        """
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             return float(session.served[session.player.frame] / max(int(session.served[-1]), 1))
@@ -213,8 +217,8 @@ class LaneFigures(Widget):
             return next((text for text in (f" {dot} ".join([done, *parts]), done) if len(text) <= width), done)
         idle = session.num_idle
         held = [f"{plural(idle, 'row')} held"] if idle else []
-        running = f"{session.now('running') - idle:,} running"
-        parts = [f"{session.now('waiting'):,} waiting", *parts]
+        running = f"{session.num_requests('running') - idle:,} running"
+        parts = [f"{session.num_requests('waiting'):,} waiting", *parts]
         texts = [
             start + f" {dot} ".join([running, *held, *parts]) for start in (("now ", "") if width >= _WIDE else ("",))
         ]
@@ -232,7 +236,7 @@ class LaneFigures(Widget):
         if self._lane.over:
             return "done", f"after {duration(session.player.duration_s)}"
         idle = session.num_idle
-        running = f"{session.now('running') - idle:,}"
+        running = f"{session.num_requests('running') - idle:,}"
         if not idle:
             return "running", running
         rows = (f"and {plural(idle, 'finished row')} held", f"{plural(idle, 'row')} held")
@@ -243,7 +247,7 @@ class LaneFigures(Widget):
         refused = f", {session.num_refused:,} refused" if session.num_refused else ""
         if self._lane.over:
             return "finished", plural(session.num_finished, "request") + refused, f"{session.num_finished:,}{refused}"
-        words = f"{session.now('waiting'):,}{refused}"
+        words = f"{session.num_requests('waiting'):,}{refused}"
         names = [session.request_name(row) for row in session.replay.waiting_requests()[:_TOO_MANY_TO_NAME].tolist()]
         return "waiting", f"{words}, first {' '.join(names)}" if 0 < len(names) < _TOO_MANY_TO_NAME else words, words
 

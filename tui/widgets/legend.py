@@ -12,7 +12,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 
 from ..look.states import STACK
-from ..look.wording import gib
+from ..look.wording import bytes_text
 from ..pool.flash import FLASH_S
 from ..pool.legend_entries import legend_entries
 from ..pool.paint import DIM, ColorBy, UnitChange
@@ -53,7 +53,7 @@ class Legend(Widget):
         self._is_fleet = is_fleet
         self.color_by = color_by
         self._explains = len(self._sessions) > 2 and self._sessions[0].rows is None
-        """True if the legend explains the percentages beside the bars, which have no room for it."""
+        """True if the legend must explain the percentages beside the bars, because three or more lanes have no room."""
 
     def show_frame(self) -> None:
         self.refresh()
@@ -107,7 +107,7 @@ class Legend(Widget):
 
     @property
     def _bars(self) -> str:
-        sizes = {gib(session.recording.meta.pool.num_bytes) for session in self._sessions}
+        sizes = {bytes_text(session.recording.meta.pool.num_bytes) for session in self._sessions}
         pool = sizes.pop() if len(sizes) == 1 else "the pool"
         tokens = "a server's tokens" if self._is_fleet else "output tokens"
         return f"served: of {tokens}; memory: of {pool}"

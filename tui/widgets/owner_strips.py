@@ -32,20 +32,18 @@ if TYPE_CHECKING:
     from ..look.states import Symbols
     from ..playback.session import Session
 
-MANY: Final = 24
-"""Largest number of running requests for which a screen begins with the pool in physical order.
+MAX_IN_PHYSICAL_ORDER: Final = 24
+"""Largest number of running requests with which the screen of a run first shows the pool in physical order.
 
-Beyond it, hues repeat.
+With more requests, it first shows memory by owner, because hues repeat. Lessons and static batches always begin with
+the pool.
 """
 _NAME, _TOKENS = 11, 7
 """Widths in characters of the columns for the name of a request and for its tokens."""
 _LEAST_BAR, _GAP = 10, 2
 """Smallest width of a bar, and width of the gap between two columns of strips, in characters."""
 _MOST_MEMBERS = (1 << 30, 16, 12, 8, 6, 5, 4, 3, 2, 1, 0)
-"""Limits on the number of requests of a group with a strip of their own.
-
-The first limit with which all strips fit is used.
-"""
+"""Limits on how many requests of a group get their own strips. The first limit with which all strips fit is used."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,8 +60,8 @@ class _OwnerLine:
     owners: tuple[Owner, ...] = ()
     """Requests of the strip; empty for the shared units of a group, and in a blank line."""
     num_tokens: int = 0
-    num_before: int = 0
-    """Number of slots that the request shares with its group. The bar of its own slots begins after these."""
+    num_shared_slots: int = 0
+    """Number of slots that the request shares with its group. The bar begins with this much empty space."""
     group: OwnerGroup | None = None
     """Group whose shared units the strip shows; None for a strip of requests."""
 
@@ -79,8 +77,8 @@ class OwnerStrips(Panel):
     COMPONENT_CLASSES: ClassVar[set[str]] = {"owners--followed"}
 
     @dataclass
-    class Drawn(Message):
-        """The bars have another scale, or show other states."""
+    class BarsChanged(Message):
+        """Message: the scale of the bars has changed, or the states that they show."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")
@@ -108,13 +106,13 @@ class OwnerStrips(Panel):
         lines, num_columns = self._fitting_lines(found, room, most_columns)
         self._column_width = (width + _GAP) // num_columns
         bar = self._column_width - _GAP - _NAME - _TOKENS
-        most = max((line.num_before + int(line.slots.sum()) for line in lines), default=1)
+        most = max((line.num_shared_slots + int(line.slots.sum()) for line in lines), default=1)
         before = self._drawn, self.scale
         self._drawn = set()
         self.scale = f"1 cell = {plural(max(round(most / max(bar, 1)), 1), 'slot')}"
         drawn = [self._strip(line, bar, most) for line in lines]
         if (self._drawn, self.scale) != before:
-            self.post_message(self.Drawn())
+            self.post_message(self.BarsChanged())
         self._requests = {
             (nth // room, nth % room): line.request for nth, line in enumerate(lines) if line.request is not None
         }
@@ -169,7 +167,7 @@ class OwnerStrips(Panel):
         rest = ranked[num_own:]
         for nth, owner in enumerate(own):
             edge = bottom if not rest and nth == len(own) - 1 else side
-            yield replace(self._line(owner, edge), num_before=int(holding.shared.sum()))
+            yield replace(self._line(owner, edge), num_shared_slots=int(holding.shared.sum()))
         if rest and not own:
             yield replace(_line_of_several(rest, holding.num_tokens - tokens, edge=bottom), name="their own")
         elif rest:
@@ -201,12 +199,12 @@ class OwnerStrips(Panel):
         if len(line.owners) > 1:
             yield self.text(self._words_of_several(line, width), "weak")
             return
-        share = (line.num_before + int(line.slots.sum())) / most
+        share = (line.num_shared_slots + int(line.slots.sum())) / most
         if line.group is None:
             tokens = int(SlotState.TOKEN)
             if line.request is not None and self._is_followed(line):
                 tokens = paint_of(self.session, line.request)
-            yield from self._states(line.slots, share * width, tokens, num_before=line.num_before)
+            yield from self._states(line.slots, share * width, tokens, num_shared_slots=line.num_shared_slots)
             return
         yield from self._states(line.slots, share * width, int(SlotState.TOKEN), line.group.shared)
         words = f" {line.group.num_tokens:,} in all"
@@ -221,21 +219,21 @@ class OwnerStrips(Panel):
         return next((words for words in texts if len(words) <= width), "")
 
     def _states(
-        self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0, num_before: int = 0
+        self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0, num_shared_slots: int = 0
     ) -> Iterator[Segment]:
         """Yield a bar of `length` characters of slots by state, the `shared` ones first, with tokens in `token_paint`.
 
-        The beginning of the bar is empty, for `num_before` slots. The bar ends at an eighth of a character if the
+        The beginning of the bar is empty, for `num_shared_slots` slots. The bar ends at an eighth of a character if the
         terminal shows eighths.
         """
-        total, num_shared = num_before + int(slots.sum()), int(np.sum(shared))
+        total, num_shared = num_shared_slots + int(slots.sum()), int(np.sum(shared))
         if not slots.any():
             return
         step = 1 if self.symbols.right else EIGHTHS
         eighths = max(round(length * EIGHTHS / step), 1) * step
         cells = math.ceil(eighths / EIGHTHS)
         beyond = total * (cells * EIGHTHS - eighths) / eighths
-        parts = np.array([num_before, num_shared, *(slots - shared)[list(STACK)], beyond])
+        parts = np.array([num_shared_slots, num_shared, *(slots - shared)[list(STACK)], beyond])
         first, second, shares = (values[0].tolist() for values in stacked(parts[None], cells))
         colors = paint_colors(self.symbols.palette)
         paints = [EMPTY, SHARED, *(token_paint if state is SlotState.TOKEN else int(state) for state in STACK), EMPTY]
@@ -292,7 +290,10 @@ def _with_last_line_folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLin
 
 
 def _line_of_several(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> _OwnerLine:
-    """Return the line of several requests together. It has no bar, because a sum could be longer than all bars."""
+    """Return the line of several requests together, which own `num_tokens`. `edge` is as in `_OwnerLine`.
+
+    It has no bar, because the bar of a sum could be longer than all other bars.
+    """
     figure = f"{num_tokens:,}" if edge == " " else f"+{num_tokens:,}"
     none = np.zeros(len(SlotState), np.int64)
     return _OwnerLine(f"{len(owners):,} more", figure, none, edge=edge, owners=tuple(owners), num_tokens=num_tokens)

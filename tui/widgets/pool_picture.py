@@ -52,25 +52,32 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         heading: str | None = None,
         color_by: ColorBy | None = None,
         flash_s: float = FLASH_S,
-        slots: bool = True,
-        longest: int = 0,
+        shows_slots: bool = True,
+        longest_heading: int = 0,
         most_units: int = 0,
     ) -> None:
-        """`heading` is the name of the pool if several are shown, and `longest` the length of their longest name.
+        """Draw the pool of `replay`.
 
-        `most_units` is the number of units of the largest pool. Without `slots`, no level shows single slots. Changes
-        are highlighted for `flash_s` wall seconds.
+        If several pools are shown, `heading` is the name of this one, `longest_heading` the number of characters of the
+        longest name, and `most_units` the number of units of the largest pool. If `shows_slots` is False, no level of
+        detail shows single slots. Changes are highlighted for `flash_s` wall seconds.
         """
         super().__init__(id=id)
         self.border_title = heading  # shown even if there is no room for a picture
         self._symbols = symbols
-        self._zoom = Zoom(heading, half_blocks=symbols.color, slots=slots, longest=longest, most_units=most_units)
+        self._zoom = Zoom(
+            heading,
+            half_blocks=symbols.color,
+            slots=shows_slots,
+            longest=longest_heading,
+            most_units=most_units,
+        )
         self._flash_s = flash_s
         self._color_by = color_by
         self._brush = Brush(symbols)
         self._strips: LRUCache[bytes, Strip] = LRUCache(1024)
         self.num_lines_painted = 0
-        """Number of lines repainted since the start. Tests limit the work per frame with it."""
+        """Number of lines repainted since the widget was created. Tests limit the work per frame with it."""
         self._take(replay)
 
     def open(self, replay: Replay) -> None:
@@ -98,7 +105,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def cursor(self) -> int | None:
-        """Unit under the cursor, from 0 in address order; None without a cursor."""
+        """Index of the unit under the cursor, in address order from 0; None without a cursor."""
         return self._canvas.cursor
 
     @property
@@ -120,17 +127,17 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def followed(self) -> int | None:
-        """Row of the request that the user follows, or None."""
+        """Row of the request that is followed, or that alone has its own colour; None if there is none."""
         return self._canvas.followed
 
     @property
-    def is_neutral(self) -> bool:
+    def colors_only_followed(self) -> bool:
         """True if only the followed request has its own colour, because there are too few hues for all requests."""
         return self._canvas.is_neutral
 
     @property
     def marked_name(self) -> str | None:
-        """Id of the request that has a colour of its own while `is_neutral`; None if no request has one."""
+        """Id of the request that has its own colour if `colors_only_followed`; None if no request has one."""
         request = self._canvas.followed
         if request is None or not self._canvas.is_neutral or not len(self._replay.block_table(request)[1]):
             return None
@@ -147,7 +154,10 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         return self.lit_name is not None and len(self._replay.live_requests()) > 1
 
     def shows(self, paint: int) -> bool:
-        """Tell whether the picture shows `paint`, the paint of a state or of a mark."""
+        """Tell whether the picture shows `paint`: a state, or a mark such as that of shared units.
+
+        True until the size of the picture is known.
+        """
         return not self._zoom.ready or self._canvas.shows(paint)
 
     @property
@@ -275,7 +285,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
         return self._zoom.cell_words(self._replay.unit_tokens, self._symbols) if self._zoom.ready else ""
 
     @property
-    def sizes_cells(self) -> bool:
+    def states_cell_size(self) -> bool:
         """True if the title states the size of a cell."""
         return not self.cell_words or bool(self._zoom.size_in_title(self.cell_words, self.size.width - 2))
 

@@ -66,7 +66,10 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
             self.select(self._canvas.moved(self.cursor, right, down))
 
     def action_follow(self) -> None:
-        """Follow the request that holds the selected unit, or else the first request that holds a unit of its cell."""
+        """Follow the request that holds the selected unit.
+
+        If none does, follow the one that holds the first held unit, by address, of the same cell of the picture.
+        """
         if self.cursor is None:
             return
         cell = self.tiling.units_of(int(self.tiling.cell_of(np.array([self.cursor]))[0]))

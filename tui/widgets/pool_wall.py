@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
     from ..look.states import Symbols
-    from ..playback.fleet_servers import FleetServers, ServerNow, Stop
+    from ..playback.fleet_servers import FleetServers, ServerNow, Visit
 
 _HELD, _RUNNING, _WAITING, _HITS = 7, 9, 9, 12
 """Widths of the columns of figures beside a strip, in characters."""
@@ -70,9 +70,9 @@ class PoolWall(LineBox):
         super().__init__(symbols, id="wall")
         self._fleet = fleet
         self.picked = 0
-        """Index of the selected strip, from the top."""
+        """Index of the selected strip in `shown`."""
         self.shown: list[int] = []
-        """Numbers of the servers with a strip of their own, from the top."""
+        """Indices in `FleetServers.servers` of the servers that have their own strip, from top to bottom."""
         self._lines_each = 1
         self._axis: FloatArray = np.empty(0)
         self._held: dict[int, FloatArray] = {}
@@ -92,11 +92,11 @@ class PoolWall(LineBox):
         edges_s = np.linspace(player.begin_s, player.duration_s, axis_width + 1)
         if len(edges_s) != len(self._axis):
             self._axis, self._held = edges_s, {}
-        now, stops = fleet.at(clock_s), fleet.stops(fleet.followed)
+        now, visits = fleet.at(clock_s), fleet.visits(fleet.followed)
         ranked = fleet.fullest(now)
-        visited = {stop.server for stop in stops}
+        visited = {visit.server for visit in visits}
         ranked.sort(key=lambda number: number not in visited)  # the followed request's servers come first
-        first = f"with {fleet.followed} (> now), then the " if stops else ""
+        first = f"with {fleet.followed} (> now), then the " if visits else ""
         title = f"share of each pool held, from the start of the run to its end {self.symbols.dot} {first}fullest first"
         if len(title) > width - 4:
             title = f"share of each pool held over the run {self.symbols.dot} {first}fullest first"
@@ -104,42 +104,44 @@ class PoolWall(LineBox):
         # The last line is about the followed request, or says what the last strip is.
         room = height - 1
         lines_each = min(max(room // len(ranked), 1), _MOST_LINES)
-        if stops or len(ranked) > room:
+        if visits or len(ranked) > room:
             room -= 1
         num_own = len(ranked) if len(ranked) <= room else room - 1
         self.shown, self._lines_each = ranked[:num_own], lines_each
         self.picked = min(self.picked, max(num_own - 1, 0))
         most_waiting = max((state.waiting for state in now), default=0)
-        drawn = [self._heading(stops, axis_width)]
+        drawn = [self._heading(visits, axis_width)]
         for place in range(num_own):
-            drawn += self._strip(place, now, stops, most_waiting)
+            drawn += self._strip(place, now, visits, most_waiting)
         if num_own < len(ranked):
             drawn.append(self._folded(ranked[num_own:], now, most_waiting))
-        last = self._last_line(stops, num_folded=len(ranked) - num_own)
+        last = self._last_line(visits, num_folded=len(ranked) - num_own)
         drawn += [self.blank()] * (height - len(last) - len(drawn))
         return [*drawn[: height - len(last)], *last]
 
-    def _heading(self, stops: Sequence[Stop], axis_width: int) -> Strip:
+    def _heading(self, visits: Sequence[Visit], axis_width: int) -> Strip:
         figures = f"{'held':>{_HELD}}{'running':>{_RUNNING}}{'cache hits':>{_HITS}}{'waiting':>{_WAITING}}"
-        legend, note = self._legend(stops, axis_width), "now:"
+        legend, note = self._legend(visits, axis_width), "now:"
         legend_width = legend.cell_length
         legend = legend.adjust_cell_length(axis_width, self.get_component_rich_style("panel--text"))
         if legend_width - 1 + len(note) <= axis_width:
             legend = Strip.join([legend.crop(0, axis_width - len(note)), Strip([self.text(note, "weak")])])
         return Strip([self.text(" " * GUTTER), *legend, self.text(figures, "label")])
 
-    def _strip(self, place: int, now: Sequence[ServerNow], stops: Sequence[Stop], most_waiting: int) -> list[Strip]:
-        """Return the strip at `place` from the top: the server's name, its chart, its figures, and texts about it.
+    def _strip(self, place: int, now: Sequence[ServerNow], visits: Sequence[Visit], most_waiting: int) -> list[Strip]:
+        """Return the strip of the server `shown[place]`: its name, its chart, its figures, and texts about it.
 
-        The last line of a strip marks the stay of the followed request. In a strip of one line, the chart marks it.
+        `now` has the state of every server, `visits` the visits of the followed request. `most_waiting` waiting
+        requests fill the bar. The last line of a strip marks the stay of the followed request. In a strip of one line,
+        the chart marks it.
         """
         number = self.shown[place]
         server, state = self._fleet.servers[number], now[number]
         marks_below = self._lines_each > 1
         height = self._lines_each - 1 if marks_below else 1
-        stay = self._columns_of([stop for stop in stops if stop.server == number])
-        chart = self._chart(place, self._held_of(number), state.held, height, None if marks_below else stay)
-        is_here = any(stop.server == number and self._is_now(stop) for stop in stops)
+        stay = self._columns_of([visit for visit in visits if visit.server == number])
+        chart = self._chart(place, self._held_of(number), state.held_share, height, None if marks_below else stay)
+        is_here = any(visit.server == number and self._is_now(visit) for visit in visits)
         name = ending(server.name, GUTTER - 4, self.symbols.cut)
         label = f"{'>' if is_here else ' '} {name}".ljust(GUTTER - 1)
         is_picked = place == self.picked
@@ -171,7 +173,7 @@ class PoolWall(LineBox):
         """
         bar = columns_right_of_axis(self.size.width) - FIGURES
         hits = percent(state.hit_tokens, state.prompt_tokens) if has_hits and state.prompt_tokens else self.symbols.dash
-        text = f"{percent(state.held, 1):>{_HELD}}{state.running:>{_RUNNING},}{hits:>{_HITS}}"
+        text = f"{percent(state.held_share, 1):>{_HELD}}{state.running:>{_RUNNING},}{hits:>{_HITS}}"
         return [
             self.text(text),
             self.text(f"{state.waiting:>{_WAITING},} ", "strong" if state.waiting else "text"),
@@ -183,12 +185,16 @@ class PoolWall(LineBox):
         return Segment(text.ljust(width), self.get_component_rich_style("wall--bar"))
 
     def _folded(self, numbers: Sequence[int], now: Sequence[ServerNow], most_waiting: int) -> Strip:
-        """Return the strip that the servers `numbers` share: the mean held share, and sums of the other figures."""
+        """Return the strip that the servers `numbers` share, which are indices of servers in `now`.
+
+        It has the mean of the held shares, and sums of running requests, waiting requests and tokens. `most_waiting`
+        waiting requests fill the bar, or more if these servers have more together.
+        """
         # The mean of a sample of about 50 servers is exact enough for one line, and cheap in a large fleet.
         held = np.mean([self._held_of(number) for number in numbers[:: max(len(numbers) // 50, 1)]], axis=0)
         states = [now[number] for number in numbers]
         together = states[0]._replace(
-            held=float(np.mean([state.held for state in states])),
+            held_share=float(np.mean([state.held_share for state in states])),
             running=sum(state.running for state in states),
             waiting=sum(state.waiting for state in states),
             prompt_tokens=sum(state.prompt_tokens for state in states),
@@ -196,7 +202,9 @@ class PoolWall(LineBox):
         )
         label = f"  {len(numbers):,} more".ljust(GUTTER)
         figures = self._figures(together, max(most_waiting, together.waiting))
-        return Strip([self.text(label, "label"), *self._chart(len(self.shown), held, together.held, 1)[0], *figures])
+        return Strip(
+            [self.text(label, "label"), *self._chart(len(self.shown), held, together.held_share, 1)[0], *figures]
+        )
 
     def _held_of(self, number: int) -> FloatArray:
         if number not in self._held:
@@ -204,15 +212,16 @@ class PoolWall(LineBox):
         return self._held[number]
 
     def _chart(
-        self, place: int, held: FloatArray, now: float, height: int, stay: npt.NDArray[np.bool_] | None = None
+        self, place: int, held: FloatArray, now_share: float, height: int, stay: npt.NDArray[np.bool_] | None = None
     ) -> list[list[Segment]]:
-        """Return the lines of the chart at `place` from the top: the `held` share over time, and `now` at the clock.
+        """Return the lines of the chart in strip number `place`, which counts from 0 at the top.
 
-        The last line marks the columns of `stay`, in which the followed request is on the server.
+        `held` has the held share of the pool in each column, `now_share` the share at the clock. `stay` marks the
+        columns in which the followed request is on the server; the last line shows them, unless it is None.
         """
         symbols, states = self.symbols, self.symbols.palette.states
         clock = self._column(self._fleet.player.clock_s)
-        held = np.concatenate((held[:clock], [now], held[clock + 1 :]))
+        held = np.concatenate((held[:clock], [now_share], held[clock + 1 :]))
         # In strips that touch, a full pool takes seven eighths of a line, so that they stay apart.
         touches = self._lines_each == 1
         cells = columns(held, EIGHTHS / (EIGHTHS - 1) if touches else 1.0, height)
@@ -244,30 +253,34 @@ class PoolWall(LineBox):
         share = (time_s - player.begin_s) / max(player.duration_s - player.begin_s, 1e-300)
         return min(max(int(share * width), 0), width - 1)
 
-    def _columns_of(self, stops: Sequence[Stop]) -> npt.NDArray[np.bool_]:
+    def _columns_of(self, visits: Sequence[Visit]) -> npt.NDArray[np.bool_]:
         """Mark the columns of the axis in which the followed request is on a server."""
         here = np.zeros(len(self._axis) - 1, np.bool_)
-        for stop in stops:
-            end_s = self._fleet.player.duration_s if np.isnan(stop.end_s) else stop.end_s
-            here[self._column(stop.arrival_s) : self._column(end_s) + 1] = True
+        for visit in visits:
+            end_s = self._fleet.player.duration_s if np.isnan(visit.end_s) else visit.end_s
+            here[self._column(visit.arrival_s) : self._column(end_s) + 1] = True
         # The column of the clock shows the current time alone.
-        here[self._column(self._fleet.player.clock_s)] = any(map(self._is_now, stops))
+        here[self._column(self._fleet.player.clock_s)] = any(map(self._is_now, visits))
         return here
 
-    def _is_now(self, stop: Stop) -> bool:
+    def _is_now(self, visit: Visit) -> bool:
         clock_s = self._fleet.player.clock_s
-        return stop.arrival_s <= clock_s and not stop.end_s <= clock_s  # the end is NaN while the request is there
+        return visit.arrival_s <= clock_s and not visit.end_s <= clock_s  # the end is NaN while the request is there
 
-    def _legend(self, stops: Sequence[Stop], width: int) -> Strip:
+    def _legend(self, visits: Sequence[Visit], width: int) -> Strip:
         palette, symbols = self.symbols.palette, self.symbols
         held, free = palette.states[SlotState.TOKEN], palette.states[SlotState.FREE]
         mark, blank = ("■", "■") if symbols.color else (symbols.up[-1], symbols.dot)
-        here = [(mark, palette.hues[1], f"{self._fleet.followed} is here")] if stops else []
+        here = [(mark, palette.hues[1], f"{self._fleet.followed} is here")] if visits else []
         for by in (" by requests", ""):
             entries = [
                 (mark, held, f"held{by}"),
                 *here,
-                (blank, free if symbols.color else palette.free_glyph, "free or cached" if by else "free, cached"),
+                (
+                    blank,
+                    free if symbols.color else palette.free_glyph_color,
+                    "free or cached" if by else "free, cached",
+                ),
             ]
             if sum(len(words) + 4 for _, _, words in entries) - 2 <= width:
                 break
@@ -278,11 +291,11 @@ class PoolWall(LineBox):
         ]
         return Strip(segments)
 
-    def _last_line(self, stops: Sequence[Stop], *, num_folded: int) -> list[Strip]:
+    def _last_line(self, visits: Sequence[Visit], *, num_folded: int) -> list[Strip]:
         width, name = self.size.width, self._fleet.followed
-        if stops:
+        if visits:
             texts = [
-                f"{name}  {way(self._fleet, list(stops), self.symbols.arrow, short=short)}" for short in (False, True)
+                f"{name}  {way(self._fleet, list(visits), self.symbols.arrow, short=short)}" for short in (False, True)
             ]
             text = next((text for text in texts if len(text) <= width), shortened(texts[-1], width, self.symbols.cut))
             return [Strip([self.text(text, "strong")])]
@@ -301,7 +314,7 @@ class PoolWall(LineBox):
             self.show_frame()
 
 
-class FleetClock(Scrubber):
+class FleetQueueChart(Scrubber):
     """Chart of the waiting requests of all servers, above the scrubber, with the time axis of the strips."""
 
     def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
@@ -327,14 +340,14 @@ class FleetClock(Scrubber):
     def axis_width(self) -> int:
         return max(self.size.width - GUTTER - columns_right_of_axis(self.size.width), 0)
 
-    def marks(self) -> list[tuple[str, TextualStyle, str]]:
+    def legend_entries(self) -> list[tuple[str, TextualStyle, str]]:
         if not self.axis_width or self.size.height < 2:
             return []
         style = TextualStyle.from_rich_style(self.get_component_rich_style("timeline--bar"))
         most = self._queue(self.axis_width, self.size.height - 1)[1]
         return [("#" if self.symbols.ascii else "■", style, f"full bar: {most:,} waiting")]
 
-    def place(self) -> str:
+    def step_text(self) -> str:
         """Return an empty text. The servers share no step number."""
         return ""
 

@@ -32,14 +32,15 @@ _TICK_FACTORS = (1, 2, 5, 10)
 _LEAST_TICK_DISTANCE = 12
 _TITLE_WIDTH = 28
 """Width in columns that the title needs beside the names of marks."""
-_MOST_TIMES = 4
-"""If the longest run is more than twice this multiple of the shortest, the axis ends at this multiple of the
-shortest.
+_SHORTENED_AXIS = 4
+"""Length of a shortened axis, as a multiple of the shortest run.
+
+The axis is shortened if the longest run takes more than twice as long as that.
 """
 
 
-class Race(Scrubber):
-    """A scrubber, with a line above it for the duration of each run if there is room."""
+class DurationChart(Scrubber):
+    """The common time axis of the runs and, if there is room, a line above it for the duration of each run."""
 
     def __init__(self, comparison: ComparedRuns, symbols: Symbols) -> None:
         super().__init__(comparison.player, symbols, id="race")
@@ -82,10 +83,10 @@ class Race(Scrubber):
     def _span_s(self) -> float:
         """Length of the axis in seconds. It is shortened if one run takes many times as long as another."""
         durations_s = [lane.session.player.duration_s for lane in self._comparison.lanes]
-        whole_s = super()._span_s
-        return min(whole_s, _MOST_TIMES * min(durations_s)) if whole_s > 2 * _MOST_TIMES * min(durations_s) else whole_s
+        whole_s, shortened_s = super()._span_s, _SHORTENED_AXIS * min(durations_s)
+        return shortened_s if whole_s > 2 * shortened_s else whole_s
 
-    def marks(self) -> list[tuple[str, TextualStyle, str]]:
+    def legend_entries(self) -> list[tuple[str, TextualStyle, str]]:
         """Return the entries of the title: marks at the ends of runs, with the names of runs that no line names."""
         if not self._is_timed:
             return []
@@ -123,7 +124,7 @@ class Race(Scrubber):
         """Speed of the playback in words; for a training batch, how fast its rows are filled."""
         return super().pace if self._is_timed else f"{self.player.speed:g} sequences a second"
 
-    def place(self) -> str:
+    def step_text(self) -> str:
         """Return an empty text. The runs share no step number."""
         return ""
 

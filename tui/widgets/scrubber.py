@@ -77,24 +77,26 @@ class Scrubber(Widget):
         self._scrubbing = False
         self._title = Content("")
 
-    def show_transport(self) -> None:
+    def show_clock_title(self) -> None:
         """Show in the title whether the clock runs, its speed, and its position."""
         player = self.player
         state = "playing" if player.playing else "paused"
         marks = [
             Content.assemble("   ", Content(glyph).stylize(style), f" {meaning}")
-            for glyph, style, meaning in self.marks()
+            for glyph, style, meaning in self.legend_entries()
         ]
         paces = [""] if self.following else [re.sub(r"(er)$", r"\1 than it ran", self.pace), self.pace]
         if self.screen.has_class("-lesson"):  # its marks are part of the lesson
             paces.append("")
         begin = "following" if self.following else state
-        titles = [Content(f" {self.symbols.dot} ".join(filter(None, (begin, pace, self.place())))) for pace in paces]
+        titles = [
+            Content(f" {self.symbols.dot} ".join(filter(None, (begin, pace, self.step_text())))) for pace in paces
+        ]
         room = self.size.width - 2
         # The title that leaves room for most marks, and of several the one that says most.
         number, title = max((self._marked(each, marks, room) for each in titles), key=lambda found: found[0])
         if number < self.num_on_axis and not player.playing:  # while paused, the speed can be left out
-            without = Content(f" {self.symbols.dot} ".join(filter(None, (begin, self.place()))))
+            without = Content(f" {self.symbols.dot} ".join(filter(None, (begin, self.step_text()))))
             title = self._marked(without, marks, room)[1]
         if title != self._title:
             self.border_title = self._title = title
@@ -110,29 +112,29 @@ class Scrubber(Widget):
         return number, title
 
     def on_resize(self) -> None:
-        self.show_transport()
+        self.show_clock_title()
 
     def notify_style_update(self) -> None:
         super().notify_style_update()
         if self.is_mounted:
             self._title = Content("")
-            self.show_transport()
+            self.show_clock_title()
 
     @property
     def pace(self) -> str:
         return pace(self.player.speed)
 
-    def marks(self) -> list[tuple[str, Style, str]]:
-        """Return entries for the title that explain marks on the axis: (glyph, its style, its meaning)."""
+    def legend_entries(self) -> list[tuple[str, Style, str]]:
+        """Return the entries of the title that explain marks: (glyph, its style, its meaning)."""
         return []
 
     @property
     def num_on_axis(self) -> int:
-        """Number of leading entries of `marks` whose marks are on the axis itself."""
-        return len(self.marks())
+        """Number of leading entries of `legend_entries` whose marks are on the axis itself."""
+        return len(self.legend_entries())
 
-    def place(self) -> str:
-        """Return the position of the clock as a step number; empty for widgets without step numbers."""
+    def step_text(self) -> str:
+        """Return the current step and the last one in words; empty for widgets without step numbers."""
         return f"step {self.player.frame:,} of {self.player.last_frame:,}"
 
     def on_mouse_down(self, event: events.MouseDown) -> None:

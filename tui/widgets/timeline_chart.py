@@ -16,7 +16,7 @@ from kvsim.memory.waste import SlotState
 from ..look.stack import columns, stacked
 from ..look.states import STACK, ink_on
 from ..look.wording import percent, seconds
-from ..playback.run_events import ENDS, NOTABLE, WORDS, EventKind
+from ..playback.run_events import ENDS, EVENT_NAMES, NOTABLE, EventKind
 from ..pool.colors import paint_of
 from ..pool.paint import paint_colors
 from ..pool.swatches import stack_cells
@@ -86,7 +86,7 @@ class TimelineChart(Scrubber):
             return
         if self._followed != self._session.followed:
             self._drawn_size = Size(0, 0)
-            self.show_transport()
+            self.show_clock_title()
         self._column = column
         self.refresh()
 
@@ -113,8 +113,11 @@ class TimelineChart(Scrubber):
             self.size.width, self.get_component_rich_style("timeline--text")
         )
 
-    def place(self) -> str:
-        """Return the step in words, with the number of waiting requests if some ever wait and no line shows them."""
+    def step_text(self) -> str:
+        """Return the current step and the last one in words.
+
+        The number of waiting requests follows if requests ever wait in this run, and no line of the chart shows them.
+        """
         session, frame = self._session, self.player.frame
         place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
         waiting = self._charts.waiting[self._num_before + frame]
@@ -126,7 +129,7 @@ class TimelineChart(Scrubber):
         """Time in seconds at which the charts begin. It may be before the player's first frame."""
         return float(self._charts.times_s[0])
 
-    def marks(self) -> list[tuple[str, TextualStyle, str]]:
+    def legend_entries(self) -> list[tuple[str, TextualStyle, str]]:
         """Return the entries of the title: the memory of the followed request, notable events, and scales of charts."""
         session, symbols = self._session, self.symbols
         shown, square = self._marked_events(), "#" if symbols.ascii else "■"
@@ -135,7 +138,7 @@ class TimelineChart(Scrubber):
             found.append((symbols.held, "held", f"{session.request_name(session.followed)} holds memory"))
         kinds = sorted(set(shown.kind.tolist()))
         if kinds:
-            words = ", ".join(WORDS[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
+            words = ", ".join(EVENT_NAMES[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
             found.append((square, "tick", words))
         scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
         if scales:
@@ -144,8 +147,8 @@ class TimelineChart(Scrubber):
 
     @property
     def num_on_axis(self) -> int:
-        """Number of entries of `marks` without the scales of charts."""
-        return len(self.marks()) - any(len(values) for _, values in self._scales())
+        """Number of entries of `legend_entries` without the scales of charts."""
+        return len(self.legend_entries()) - any(len(values) for _, values in self._scales())
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
         charts, height = self._charts, self.size.height
@@ -167,10 +170,13 @@ class TimelineChart(Scrubber):
         return style if paint == SlotState.TOKEN else style + Style(color=paint_colors(self.symbols.palette)[paint])
 
     def _mark_color(self) -> str:
-        """Return the colour of marks of events: that of freed units if there is a shortage, else that of the cursor."""
-        shortage = bool(np.isin(self._marked_events().kind, NOTABLE).any())
+        """Return the colour of the marks of events.
+
+        It is that of freed units if there are preemptions, refusals or aborts, otherwise that of the cursor.
+        """
+        is_notable = bool(np.isin(self._marked_events().kind, NOTABLE).any())
         palette = self.symbols.palette
-        return palette.changes[1] if shortage else palette.cursor
+        return palette.changes[1] if is_notable else palette.cursor
 
     def _counts_now(self, row: int) -> tuple[int, int]:
         """Return the numbers of running and of waiting requests in the frame of `row` of the charts, or in its gap."""
@@ -205,7 +211,10 @@ class TimelineChart(Scrubber):
             case "events":
                 events = self._marked_events()
                 kinds = set(events.kind.tolist())
-                label, value = WORDS[EventKind(kinds.pop())] if len(kinds) == 1 else label, f"{events.up_to(row):,}"
+                label, value = (
+                    EVENT_NAMES[EventKind(kinds.pop())] if len(kinds) == 1 else label,
+                    f"{events.up_to(row):,}",
+                )
             case "held":
                 value = percent(session.num_held_slots, session.capacity)
         value = value.rjust(GUTTER - len(label) - 1)
@@ -260,8 +269,9 @@ class TimelineChart(Scrubber):
         return Strip([Segment(text, style)])
 
     def _track(self, width: int, height: int) -> Strip:
-        """Render the scrubber: marks of events, unless they have a line of their own, and when the followed request
-        holds memory.
+        """Return the line of the time axis: marks of events, and the spans in which the followed request holds memory.
+
+        It has no marks of events if these have their own line above.
         """
         symbols = self.symbols
         marks = columns(self._events * (not self._has_event_line(height)), self._full_mark, 1)[0]
@@ -282,7 +292,7 @@ class TimelineChart(Scrubber):
         ).simplify()
 
     def _knob(self, column: int) -> Segment:
-        """Return the character that marks the clock on the axis. It has the colour of events if it hides one."""
+        """Return the character that marks the clock on the axis. If it covers a square of events, it has their colour."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
         color = self._mark_color() if hides else self.symbols.palette.cursor
         return Segment(self.symbols.knob, Style(color=color, bold=True))

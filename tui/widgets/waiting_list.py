@@ -139,7 +139,10 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return requests[begin : begin + room]
 
     def _heading(self, name: str, number: int, shown: int, order: str, reason: str = "") -> Strip:
-        """Return the heading of a list: the number of requests and, if there is room, `reason`, `order` and `shown`."""
+        """Return the heading of a list: the number of requests and, if there is room, further texts.
+
+        These are `order`, how the list is sorted; `shown`, the number of requests with a line; and `reason`, if given.
+        """
         count = f"{number:,} {name}"
         order, listed = order * (number > 1), f"{shown:,} shown" * (number > shown)
         kept = ((order, listed, reason), (order, reason), (listed, reason), (reason,))
@@ -159,7 +162,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         ]
 
     def _color_sample(self, request: int) -> Segment:
-        """Return a space if the request has the colour of all others."""
+        """Return a sample of the request's colour; a space if it has the same colour as all others."""
         paint = paint_of(self.session, request)
         return self.text(" ") if paint == SlotState.TOKEN else self.sample(paint)
 
