@@ -78,7 +78,7 @@ def idea_of_pool(unit: str) -> str:
 
 IDEA_OF_FLEET: Final = (
     "Each strip is the pool of one server over the whole run: its height is the share that requests hold. The line "
-    "across all strips is the moment that the figures are of. Servers where most requests wait come first; those that "
+    "across all strips is the moment that the figures are of. Servers with the fullest pools come first; those that "
     "do not fit share the last line."
 )
 

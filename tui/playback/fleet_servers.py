@@ -202,7 +202,7 @@ class FleetServers:
         notable = np.searchsorted(times_s, np.concatenate(preempted_s)) if preempted_s else np.empty(0, np.int64)
         self.player = Player(times_s, np.minimum(notable, len(times_s) - 1))
         self.followed: str | None = None
-        """Id of the followed request, or None."""
+        """Id of the followed request; None if none is followed."""
         self._visits: tuple[str | None, list[Visit]] = (None, [])
         self.player.go_to_time(self._busiest_s if at_s is None else at_s)
 
@@ -276,8 +276,8 @@ class FleetServers:
     def imbalance(self, now: Sequence[ServerNow]) -> tuple[float, str]:
         """Return the largest imbalance of a server, and the kind of that server.
 
-        The imbalance is the number of tokens that a server computed, divided by the mean of the servers of its kind.
-        The kind is `prefill`, `decode`, or empty if servers do both.
+        The imbalance is the number of tokens that a server has computed, divided by the mean of the servers of its
+        kind; 1 if no server has computed any. The kind is `prefill`, `decode`, or empty if servers do both.
         """
         computed: dict[str, list[int]] = {}
         for state, server in zip(now, self.servers, strict=True):

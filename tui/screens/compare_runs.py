@@ -121,7 +121,7 @@ class Compare(PlaybackScreen):
             self.call_after_refresh(lambda: self.run_worker(self._ask_ample_throughput(ample)))
 
     def on_resize(self) -> None:
-        """Give all lanes without pools the same height. Remaining lines stay empty below the last lane."""
+        """Arrange the lanes for the new size. Lanes without pools all get the same height."""
         self.set_class(self.guided is None and self.size.height >= _HEIGHT_OF_FOUR, "-roomy")
         self.call_after_refresh(self._even_out)
 

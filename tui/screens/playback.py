@@ -127,14 +127,14 @@ class PlaybackScreen(Transport):
         return None if session.followed is None else session.request_name(session.followed)
 
     def follow(self, request: int | None) -> None:
-        """Follow a request, given by its row: show it in colour, all others in grey, and show its figures.
+        """Follow the request in row `request`: show it in colour, all others in grey, and show its figures.
 
-        None: follow no request.
+        If `request` is None, follow no request.
         """
         raise NotImplementedError
 
     def follow_name(self, name: str | None) -> None:
-        """Follow the request with the id `name` in every run. None: follow no request."""
+        """Follow the request with the id `name` in every run. If `name` is None, follow no request."""
         raise NotImplementedError
 
     def csv_text(self) -> str:

@@ -77,7 +77,7 @@ class Wall(PlaybackScreen):
             self.follow_name(None)
 
     def follow_name(self, name: str | None) -> None:
-        """Follow the request with the id `name` from server to server. None: follow no request."""
+        """Follow the request with the id `name` from server to server. If `name` is None, follow no request."""
         self.fleet.followed = name
         self.show_panels()
 

@@ -134,7 +134,7 @@ class Watch(PlaybackScreen):
         return f"{file_stem(self.session.recording.name)}-step{self.session.step_number(self.player.frame)}"
 
     def action_filter(self) -> None:
-        """List the next kind of events in the event list. Kinds without events are skipped.
+        """List the events of the next `EventFilter` that selects any event.
 
         Keys that jump to events stop only at the listed ones.
         """
@@ -169,9 +169,9 @@ class Watch(PlaybackScreen):
             self.notify("This is the most detail." if direction > 0 else "This is the whole pool.", timeout=3)
 
     def action_color(self) -> None:
-        """Show the next property in colours.
+        """Let the colours of the pool mean the next property, such as owner, state or age.
 
-        The view by owner has colours for owners only, so it is closed instead.
+        If the screen shows memory by owner, show the pool instead, with the same meaning of colour.
         """
         pool = self.query_one(PoolView)
         if self.has_class("-by-owner"):

@@ -89,8 +89,8 @@ class LaneFigures(Widget):
     def _figure_names(self) -> list[str]:
         """Return the names of the figures that have a line, from top to bottom.
 
-        If the lane has more than 3 lines and the user has selected a unit or a request, the last name is "selected". A
-        lane whose lines replace the pool never has it.
+        The last one is "selected" if the user has selected a unit or a request and there are more than 3 lines, except
+        in a lane without a picture of its pool.
         """
         height, session = self.size.height, self._lane.session
         if self._replaces_pool:

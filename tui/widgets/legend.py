@@ -38,7 +38,7 @@ _CHANGES: Final = (
 class Legend(Widget):
     """Legend of the colours of the pools.
 
-    If colours mean states, or pools are hidden, it explains the bars of states.
+    If colours mean states, or if the pools are hidden, the legend explains the states in the bars of memory.
     """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"legend--text"}

@@ -132,10 +132,10 @@ class OwnerStrips(Panel):
         self.border_title = next((title for title in titles if len(title) <= room), titles[-1])
 
     def _fitting_lines(self, found: Sequence[OwnerGroup], room: int, most_columns: int) -> tuple[list[_OwnerLine], int]:
-        """Return the lines of all groups, and the number of columns in which they are drawn, `room` lines each.
+        """Return the lines of all groups, and the number of columns in which they are drawn, at most `most_columns`.
 
-        As many requests of each group as fit have lines of their own. If not even the groups fit, the last line is for
-        all remaining requests together.
+        A column has `room` lines. As many requests of each group as fit have their own lines. If not even the groups
+        fit, the last line is for all remaining requests together.
         """
         edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
         for most_members in _MOST_MEMBERS:

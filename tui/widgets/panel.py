@@ -88,7 +88,7 @@ class LineBox(Widget):
         return Strip([self.text(" " * self.size.width)], self.size.width)
 
     def labelled(self, lines: list[tuple[str, str]]) -> list[Strip]:
-        """Return labels and values in two columns."""
+        """Return `lines`, pairs of a label and a value, in two columns. Long values are shortened."""
         width = max(self.size.width - LABEL_WIDTH, 1)
         cut = self.symbols.cut
         return [

@@ -68,7 +68,8 @@ class PoolView(PoolPicture, can_focus=True, inherit_bindings=False):
     def action_follow(self) -> None:
         """Follow the request that holds the selected unit.
 
-        If none does, follow the one that holds the first held unit, by address, of the same cell of the picture.
+        If none does, follow a request that holds another unit of the same cell of the picture. If there is none, follow
+        no request.
         """
         if self.cursor is None:
             return

@@ -41,7 +41,7 @@ _MOST_BAR, _LEAST_AXIS = 10, 56
 _MOST_LINES = 9
 """Largest number of lines of a strip, including the empty line below it."""
 _LEAST_APART = 3
-"""Least height in lines of a strip whose last line has no text, to separate it from the next server."""
+"""If strips have at least this many lines, the last line has no text, to separate the strip from the next one."""
 
 
 def columns_right_of_axis(width: int) -> int:
@@ -187,8 +187,8 @@ class PoolWall(LineBox):
     def _folded(self, numbers: Sequence[int], now: Sequence[ServerNow], most_waiting: int) -> Strip:
         """Return the strip that the servers `numbers` share, which are indices of servers in `now`.
 
-        It has the mean of the held shares, and sums of running requests, waiting requests and tokens. `most_waiting`
-        waiting requests fill the bar, or more if these servers have more together.
+        It has the mean of the held shares, and sums of running requests, waiting requests and tokens. The bar is full
+        with `most_waiting` waiting requests or, if that is larger, with the sum.
         """
         # The mean of a sample of about 50 servers is exact enough for one line, and cheap in a large fleet.
         held = np.mean([self._held_of(number) for number in numbers[:: max(len(numbers) // 50, 1)]], axis=0)

@@ -103,7 +103,7 @@ class Scrubber(Widget):
 
     @staticmethod
     def _marked(title: Content, marks: list[Content], room: int) -> tuple[int, Content]:
-        """Return how many of the leading `marks` fit into `room` behind `title`, and the title with these marks."""
+        """Return how many of `marks` fit after `title` into `room` columns, and the title with these marks."""
         number = 0
         for mark in marks:
             if title.cell_length + mark.cell_length <= room:

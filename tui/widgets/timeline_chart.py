@@ -179,7 +179,11 @@ class TimelineChart(Scrubber):
         return palette.changes[1] if is_notable else palette.cursor
 
     def _counts_now(self, row: int) -> tuple[int, int]:
-        """Return the numbers of running and of waiting requests in the frame of `row` of the charts, or in its gap."""
+        """Return the numbers of running and of waiting requests at the clock.
+
+        `row` is the current frame's row of the charts. While the clock is in a gap, the numbers of the gap are
+        returned.
+        """
         gap, idle = self._session.player.gap, self._session.idle
         counts, place = (self._charts, row) if gap is None else (idle, gap)
         return int(counts.running[place]), int(counts.waiting[place])
@@ -292,7 +296,7 @@ class TimelineChart(Scrubber):
         ).simplify()
 
     def _knob(self, column: int) -> Segment:
-        """Return the character that marks the clock on the axis. If it covers a square of events, it has their colour."""
+        """Return the character that marks the clock on the axis. If it covers a square of events, it has its colour."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
         color = self._mark_color() if hides else self.symbols.palette.cursor
         return Segment(self.symbols.knob, Style(color=color, bold=True))

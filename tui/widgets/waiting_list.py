@@ -190,9 +190,9 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         return Strip([*self._called(request, _NAME_WIDTH), *bar, self.text(figures, "weak")])
 
     def _tokens_at_end(self, request: int) -> int:
-        """Return the number of tokens of a request at its end.
+        """Return the number of tokens of a request when it ends.
 
-        If it has not ended, return the largest possible number.
+        If it does not end within the recording, return the largest number that it may reach.
         """
         requests, full = self.session.recording.requests, int(self.session.replay.full[request])
         if requests.status[request] != RequestStatus.UNFINISHED:

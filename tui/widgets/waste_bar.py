@@ -138,7 +138,10 @@ def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols, *, nam
 
 
 def layer_bar(session: Session, width: int, symbols: Symbols) -> Strip:
-    """Return a bar of states of `width` characters in which the colours of tokens mean kinds of layers."""
+    """Return a bar of `width` characters of the pool's slots by state.
+
+    Slots with tokens are divided by kind of layers, and have the colours of these kinds.
+    """
     kinds, slots = layer_kinds(session.replay), session.replay.slots()
     place = places_of_units(session.replay, np.arange(len(slots)))
     tokens = [slots[place == kind.place, SlotState.TOKEN].sum() for kind in kinds]
