@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 
 _TITLE_HEIGHT, _LEGEND_HEIGHT, _MARGIN = 26, 24, 12
 _LETTER_PX = 7.6
+_TITLE_BASELINE, _LEGEND_BASELINE = 15, 12
+"""Distances in pixels from the upper edge of a title, or of a legend's line, to the baseline of its text."""
+_SWATCH_PX, _SWATCH_PITCH = 14, 16
+"""Size of a sample of a colour in a legend, and distance between the left edges of two samples, in pixels."""
+_TEXT_GAP, _ENTRY_GAP = 4, 22
+"""Distances in pixels from the last sample of an entry to its text, and from there to the next entry."""
 _HOST_LINES = 2
 COLUMNS: Final = 84
 """Default width of the pool in a figure, in characters."""
@@ -49,16 +55,16 @@ def svg_of_stills(
     parts: list[str] = []
     top: float = _MARGIN
     for title, session in stills:
-        parts.append(_text(_MARGIN, top + 15, title))
+        parts.append(_text(_MARGIN, top + _TITLE_BASELINE, title))
         top += _TITLE_HEIGHT
         top = _shapes(parts, still(session, COLOR, width, height, color_by), top)
         top = _legend(parts, pool_legend(session, color_by), top, pixels)
         if session.host is not None:
-            parts.append(_text(_MARGIN, top + 15, title_of(session)))
+            parts.append(_text(_MARGIN, top + _TITLE_BASELINE, title_of(session)))
             top = _shapes(parts, host_still(session, COLOR, width, _HOST_LINES), top + _TITLE_HEIGHT)
             top = _legend(parts, host_legend(session), top, pixels)
     for title, lines in drawn:
-        parts.append(_text(_MARGIN, top + 15, title))
+        parts.append(_text(_MARGIN, top + _TITLE_BASELINE, title))
         top = _lines(parts, lines, top + _TITLE_HEIGHT) + _MARGIN
     body = "\n".join(parts)
     return (
@@ -81,12 +87,13 @@ def _lines(parts: list[str], lines: list[list[Segment]], top: float) -> float:
 def _legend(parts: list[str], entries: Iterable[tuple[Sequence[int], str]], top: float, pixels: float) -> float:
     colors, x = paint_colors(COLOR.palette), float(_MARGIN)
     for paints, words in entries:
-        wide = len(paints) * 16 + 8 + len(words) * _LETTER_PX + 18
+        samples_px = len(paints) * _SWATCH_PITCH
+        wide = samples_px + _TEXT_GAP + len(words) * _LETTER_PX + _ENTRY_GAP
         if x + wide > pixels and x > _MARGIN:
             x, top = float(_MARGIN), top + _LEGEND_HEIGHT
         for number, paint in enumerate(paints):
-            parts.append(rectangle(x + number * 16, top, 14, 14, colors[paint]))
-        parts.append(_text(x + len(paints) * 16 + 4, top + 12, words))
+            parts.append(rectangle(x + number * _SWATCH_PITCH, top, _SWATCH_PX, _SWATCH_PX, colors[paint]))
+        parts.append(_text(x + samples_px + _TEXT_GAP, top + _LEGEND_BASELINE, words))
         x += wide
     return top + _LEGEND_HEIGHT + _MARGIN
 

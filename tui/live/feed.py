@@ -25,7 +25,7 @@ class Feed(Protocol):
         """Seconds since the last event."""
 
     def recent(self) -> Excerpt | None:
-        """Return the last steps, among them all steps since the previous call; None before the first step."""
+        """Return the last steps, including all since the previous call; None before the first step."""
 
     def whole(self) -> Excerpt | None:
         """Return all steps that the feed has kept; None before the first step."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class EventKind(IntEnum):
-    """What happened to a request, or to cached prefixes."""
+    """Kind of an event, which happened to a request or to cached prefixes."""
 
     FINISHED = 0
     PREEMPTED = 1

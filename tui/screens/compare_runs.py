@@ -121,7 +121,7 @@ class Compare(PlaybackScreen):
             self.call_after_refresh(lambda: self.run_worker(self._ask_ample_throughput(ample)))
 
     def on_resize(self) -> None:
-        """Arrange the lanes for the new size. Lanes without pools all get the same height."""
+        """Set the style classes for the new size, and give all lanes without pools the same height."""
         self.set_class(self.guided is None and self.size.height >= _HEIGHT_OF_FOUR, "-roomy")
         self.call_after_refresh(self._even_out)
 

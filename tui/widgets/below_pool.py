@@ -140,7 +140,7 @@ class BelowPool(Widget):
         return f"{name}, followed" if self._pool.followed == self._session.followed else f"{name}, which holds most"
 
     def _owners(self, *, roomy: bool) -> list[Strip]:
-        """Return lines about the requests that hold memory, more of them if the screen is `roomy` (tall).
+        """Return lines about the requests that hold memory. A `roomy` (tall) screen has more lines.
 
         Return no line if the screen shows memory by owner, or if there are enough hues to show all requests. If there
         are too few, give one request its own colour in the pool: the followed one. If none is followed, give it to the

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ..playback.session import Session
 
 _LEAST_FULL_MARK = 4
-"""Number of events that fill the mark of a column, or the largest number of events in a column if that is larger."""
+"""A mark of events is full at this number of events, or at the largest number in a column if that is larger."""
 _MOST_SQUARES = 12
 """Events are marked by squares if at most this many columns of the axis have events."""
 _MOST_KINDS = 2
-_LEAST_ROWS = 8
-"""Least height of the charts, in lines, with room for a line of events above the axis."""
+_LEAST_FOR_RUNNING, _LEAST_FOR_WAITING, _LEAST_FOR_EVENTS = 2, 4, 8
+"""Least heights of the charts, in lines, with a line for running requests, for waiting requests and for events."""
 _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
@@ -121,7 +121,7 @@ class TimelineChart(Scrubber):
         session, frame = self._session, self.player.frame
         place = f"step {session.step_number(frame):,} of {session.step_number(self.player.last_frame):,}"
         waiting = self._charts.waiting[self._num_before + frame]
-        told = 0 < self.size.height <= 3 and self._charts.waiting.max() > 0
+        told = 0 < self.size.height < _LEAST_FOR_WAITING and self._charts.waiting.max() > 0
         return place + (f" {self.symbols.dot} {waiting:,} waiting" if told else "")
 
     @property
@@ -152,7 +152,8 @@ class TimelineChart(Scrubber):
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
         charts, height = self._charts, self.size.height
-        return [("running", charts.running), ("waiting", charts.waiting)][: (height > 1) + (height > 3)]
+        running = [("running", charts.running)] * (height >= _LEAST_FOR_RUNNING)
+        return running + [("waiting", charts.waiting)] * (height >= _LEAST_FOR_WAITING)
 
     def _rich(self, name: str) -> Style:
         if name == "tick":
@@ -195,11 +196,16 @@ class TimelineChart(Scrubber):
         return {line for line in (0, *below) if line >= 0}
 
     def _names_from_below(self, height: int) -> list[str]:
-        return ["time", *["events"] * self._has_event_line(height), *["waiting"] * (height > 3), "running"]
+        return [
+            "time",
+            *["events"] * self._has_event_line(height),
+            *["waiting"] * (height >= _LEAST_FOR_WAITING),
+            "running",
+        ]
 
     def _has_event_line(self, height: int) -> bool:
         """Tell whether events have a line of their own: there are many, and there is room."""
-        return height >= _LEAST_ROWS and not self._has_squares
+        return height >= _LEAST_FOR_EVENTS and not self._has_squares
 
     def _label(self, y: int) -> list[Segment]:
         session, height = self._session, len(self._lines)
@@ -244,7 +250,7 @@ class TimelineChart(Scrubber):
             running[columns_idle], waiting[columns_idle] = idle.running[span], idle.waiting[span]
         strips = self._memory(slots[:, list(STACK)], max(height - len(self._names_from_below(height)), 0))
         strips.append(self._bars(running, charts.running.max()))
-        if height > 3:
+        if height >= _LEAST_FOR_WAITING:
             strips.append(self._bars(waiting, charts.waiting.max()))
         if self._has_event_line(height):
             strips.append(self._bars(self._events, self._full_mark, Style(color=self._mark_color())))

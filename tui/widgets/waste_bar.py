@@ -129,7 +129,7 @@ class WasteBar(Widget):
 def state_bar(slots: npt.NDArray[np.int64], width: int, symbols: Symbols, *, named: bool = True) -> Strip:
     """Return a bar of `width` characters in proportion to the `slots` in each state: shape (8,).
 
-    With `named`, the names of states are written on their parts of the bar if they fit.
+    If `named`, the bar has the names of the states on their parts, where they fit. Without colours it has no names.
     """
     first, second, eighths = stacked(slots[None, list(STACK)], width)
     cells = zip(first[0].tolist(), second[0].tolist(), eighths[0].tolist(), strict=True)
