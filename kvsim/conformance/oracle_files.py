@@ -114,7 +114,7 @@ class OracleWorkload:
     layout: KVCacheLayout | None = None
     """Layout of the KV-cache groups in blocks; None for one group of full attention."""
     retention_tokens: int | None = None
-    """Distance in tokens between positions at which windows and states stay cached; None: at every block boundary."""
+    """Distance in tokens between positions at which windows and states stay cached; None for every block boundary."""
     encoding: Encoding | None = None
     """Images of the prompts, and the limits of their encoder; None without images."""
     drafting: SpeculativeConfig | None = None

@@ -210,9 +210,9 @@ class SGLangRun:
                 return
 
     def _end_copies(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """End the oldest copies, at most as many as `record` states.
+        """End the oldest stores and loads, at most as many of each as `record` states in `written` and `loaded`.
 
-        Return `record` with the numbers of copies that ended.
+        Return `record` with the number of stores and of loads that ended in these two fields.
         """
         state, ended = self._radix.state, {}
         for name, under_way in (("written", state.num_storing), ("loaded", state.num_loading)):

@@ -54,7 +54,7 @@ class Recorded:
         release = release_of(recording)
         self.scheduler = settings_of(ContinuousSettings, recording)
         self.retention_tokens = retention_of(recording, release)
-        """Distance in tokens between positions at which windows and states stay cached; None: every block boundary."""
+        """Distance in tokens between positions at which windows and states stay cached; None for every boundary."""
         block_size = meta.hash_block_size
         host_bytes = host_blocks_of(meta) * OFFLOAD_BLOCK_BYTES
         host_bytes *= int(meta.policy.get("kv_offloading_block_size") or block_size) // block_size

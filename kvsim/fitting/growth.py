@@ -115,7 +115,8 @@ def _cheapest(rows: Sequence[Grown]) -> list[Grown]:
 def prices_of(text: str | None, gpu: str) -> dict[str, float]:
     """Return the price per GPU hour, by the name of the GPU.
 
-    `text` is a single price of `gpu`, such as `2.5`, or a list such as `H100=2.5,B200=6`. None: no prices are known.
+    `text` is a single price of `gpu`, such as `2.5`, or a list such as `H100=2.5,B200=6`. Without `text`, the
+    result is empty.
     """
     found = {}
     for part in (text or "").split(",") if text else []:

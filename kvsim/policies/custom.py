@@ -278,7 +278,8 @@ class CustomPolicy(Protocol):
     cache: PagedSettings = PagedSettings()
     """Settings of vLLM's cache. With a custom allocator, `block_size` is the number of tokens in a unit.
 
-    With a `SharingAllocator`, `enable_prefix_caching` also has an effect. With an allocator, no other setting has one.
+    With a `SharingAllocator`, `enable_prefix_caching` also has an effect. All other settings are ignored with a custom
+    allocator.
     """
     source: str = ""
     """Text of the file from which the policy was loaded (FILE.py:CLASS); empty if Python imported the class."""

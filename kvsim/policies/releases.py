@@ -106,7 +106,7 @@ class Defaults:
     )
     """Distance in tokens between the boundaries at which windows and states are kept for prefix hits.
 
-    None: they are kept at all boundaries. 0: only at the last boundary of each prompt.
+    If it is None, they are kept at all boundaries; if it is 0, only at the last boundary of each prompt.
     """
 
 

@@ -41,7 +41,7 @@ class PoolSettings:
     max_num_seqs: int = 1024
     """Number of sequences in the largest step, from which the size of the logits follows."""
     max_model_len: int | None = None
-    """Longest sequence in tokens. None: the limit of the model, even if the pool cannot hold such a sequence."""
+    """Longest sequence in tokens; None for the limit of the model, even if the pool cannot hold such a sequence."""
     find_max_model_len: bool = False
     """True to reduce `max_model_len` to the longest sequence that fits."""
     block_size: int | None = None
