@@ -88,7 +88,7 @@ class Recorded:
         )
         self.timeline = timeline_of(recording, self.depth, has_every_step=has_every_step)
         self.encoder = EncoderMoments(recording, self.timeline)
-        """Events of the encoder cache, by the moment at which they are compared."""
+        """Events of the recorded and the simulated encoder cache, by the moment at which they are compared."""
         self._is_schedule = self.timeline.kind == SCHEDULE
         self._schedule = _ScheduleRows(recording)
         self._taken = np.zeros(self.num_blocks, np.bool_)

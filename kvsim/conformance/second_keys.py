@@ -48,7 +48,10 @@ class SecondKeys:
         return len(set().union(*self._of_block.values()))
 
     def follow(self, changes: Iterable[Any]) -> None:
-        """Apply changes of block tables in order. A release may add second keys; an eviction removes some."""
+        """Apply changes of block tables in order.
+
+        A release may add second keys. A block loses its second keys if it is allocated or its prefix is evicted.
+        """
         for row in changes:
             if int(row.kind) in (MemoryKind.EVICT, MemoryKind.APPEND):
                 for block in range(int(row.address), int(row.address + row.length)):
