@@ -24,6 +24,11 @@ from kvsim.recording.tables import IntArray, MemoryKind
 from kvsim.replay import Replay
 from kvsim.replay.by_unit import Successions
 
+_SHAPE = ("num_layers", "num_kv_heads", "head_dim", "dtype")
+"""Fields of a model's shape that determine the KV-cache bytes of a token."""
+_WEIGHT_FIELDS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
+"""Fields of a model's shape that determine only the size of its weights."""
+
 
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
     """Check the figures of a recording that also follow from its other tables. Return the slots of its pool by state.
@@ -113,12 +118,6 @@ def _check_bytes(recording: Recording, file: Path) -> None:
         raise RecordingError(
             f"{file}: kv_cache_groups have {num_layers:,} layers, and model.num_layers says {stated_layers:,}."
         )
-
-
-_SHAPE = ("num_layers", "num_kv_heads", "head_dim", "dtype")
-"""Fields of a model's shape that determine the KV-cache bytes of a token."""
-_WEIGHT_FIELDS = ("num_attention_heads", "hidden_size", "intermediate_size", "vocab_size", "max_position_embeddings")
-"""Fields of a model's shape that determine only the size of its weights."""
 
 
 def _check_units(replay: Replay, folder: Path) -> None:

@@ -26,6 +26,8 @@ from kvsim.recording.tables import IntArray
 
 Tokens = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+_NEVER = np.iinfo(np.int64).max
+"""Later than every event number."""
 
 
 class CachedTokens(NamedTuple):
@@ -163,9 +165,6 @@ class _LastSteps(NamedTuple):
         least = np.maximum(self.known + self.least_before, self.known_later - self.most_after)
         most = np.minimum(self.known + self.most_before, self.known_later - self.least_after)
         return least, most
-
-
-_NEVER = np.iinfo(np.int64).max
 
 
 def _end(recording: Recording, row: IntArray) -> Tokens:

@@ -105,6 +105,19 @@ _NOT_MODELLED: Mapping[str, str] = {
 }
 """Architectures that are refused, and the part of their caches for which kvsim has no rule."""
 
+_OTHER_FILES = {
+    "peft_type": "an adapter (adapter_config.json); --model takes the config.json of its base model",
+    "tokenizer_class": "a tokenizer (tokenizer_config.json); --model takes the config.json beside it",
+    "weight_map": "an index of weights; --model takes the config.json beside it",
+    "quant_algo": "a quantization; --model takes the config.json beside it",
+    "producer": "a quantization (hf_quant_config.json); --model takes the config.json beside it",
+    "do_sample": "how to sample (generation_config.json); --model takes the config.json beside it",
+    "eos_token_id": "how to sample (generation_config.json); --model takes the config.json beside it",
+    "crop_size": "a processor of images; --model takes the config.json beside it",
+    "added_tokens": "a tokenizer (tokenizer.json); --model takes the config.json beside it",
+}
+"""Fields that show that a file is no `config.json`, and what the file is instead."""
+
 
 def read_config(path: Path, longest: int | None = None) -> Model:
     """Read the model from a `config.json`, or from a folder with that file.
@@ -213,20 +226,6 @@ def _chunk(text: Config) -> int | None:
 
 def _has_heads(text: Config) -> bool:
     return any(text.states(name) for name in ("num_attention_heads", "n_head", "n_heads"))
-
-
-_OTHER_FILES = {
-    "peft_type": "an adapter (adapter_config.json); --model takes the config.json of its base model",
-    "tokenizer_class": "a tokenizer (tokenizer_config.json); --model takes the config.json beside it",
-    "weight_map": "an index of weights; --model takes the config.json beside it",
-    "quant_algo": "a quantization; --model takes the config.json beside it",
-    "producer": "a quantization (hf_quant_config.json); --model takes the config.json beside it",
-    "do_sample": "how to sample (generation_config.json); --model takes the config.json beside it",
-    "eos_token_id": "how to sample (generation_config.json); --model takes the config.json beside it",
-    "crop_size": "a processor of images; --model takes the config.json beside it",
-    "added_tokens": "a tokenizer (tokenizer.json); --model takes the config.json beside it",
-}
-"""Fields that show that a file is no `config.json`, and what the file is instead."""
 
 
 def _architecture(config: Config) -> str:

@@ -18,6 +18,25 @@ from kvsim.files.atomic import whole_file
 from kvsim.files.marks import HASH_COMMENT
 from kvsim.files.values import is_integer, is_number, read_toml
 
+_RATES = (
+    *("read_bytes_per_s", "copy_bytes_per_s", "kernel_s", "launch_s"),
+    *("to_gpu_bytes_per_s", "to_host_bytes_per_s"),
+)
+_FACTORS = ("gpu", "host", "woken", "front_end")
+"""Keys of `Card.factors`."""
+_FACTOR = (1e-3, 1e3)
+"""(lowest, highest) valid value of a factor."""
+_BOUNDS = {**{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES}, "us": (1e-6, 1e9)}
+"""(lowest, highest) valid value of each time and each rate in a file, by name.
+
+Rates, whose names end in `_per_s`, are in bytes per second. `us` is in microseconds. All others are in seconds.
+"""
+_ATTENTION = (
+    *("num_heads", "num_kv_heads", "head_dim"),
+    *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
+)
+"""Fields of `Attention` in a row of a file, beside the time `us`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Products:
@@ -215,23 +234,6 @@ def _card(document: Mapping[str, Any]) -> Card:
         factors={_factor(name): _positive(filled["factors"], name) for name in _table(filled, "factors")},
         fitted_to={model: _names(filled["fitted_to"], model) for model in _table(filled, "fitted_to")},
     )
-
-
-_RATES = (
-    *("read_bytes_per_s", "copy_bytes_per_s", "kernel_s", "launch_s"),
-    *("to_gpu_bytes_per_s", "to_host_bytes_per_s"),
-)
-_FACTORS = ("gpu", "host", "woken", "front_end")
-_FACTOR = (1e-3, 1e3)
-_BOUNDS = {**{name: (1e3, 1e18) if name.endswith("_per_s") else (1e-9, 1e3) for name in _RATES}, "us": (1e-6, 1e9)}
-"""(lowest, highest) valid value of each time and each rate in a file, by name.
-
-Rates, whose names end in `_per_s`, are in bytes per second. `us` is in microseconds. All others are in seconds.
-"""
-_ATTENTION = (
-    *("num_heads", "num_kv_heads", "head_dim"),
-    *("num_decodes", "decode_context", "prompt_tokens", "prompt_context"),
-)
 
 
 def _table(table: Mapping[str, Any], name: str) -> Mapping[str, Any]:

@@ -19,6 +19,8 @@ _NEAREST = 4
 """Number of measured shapes from which the time of another shape is averaged."""
 _CAPTURED = 512
 """Largest captured size in tokens. Up to it, steps are padded to a measured size, and nothing is interpolated."""
+_LONE_SHARES = np.linspace(0.0, 0.5, 11)
+"""Values of `AttentionCost.lone_share` that are tried. The one with the smallest error of the fit is used."""
 
 
 def product_curve(products: Products, n: int, k: int) -> Callable[[int], float]:
@@ -90,10 +92,6 @@ class AttentionCost(NamedTuple):
     """Seconds per floating-point operation of the attention in prompts."""
     mixed_share: float
     """Additional reading time of decodes in a launch that also has a prompt: 0.5 means 1.5 times as long."""
-
-
-_LONE_SHARES = np.linspace(0.0, 0.5, 11)
-"""Values of `AttentionCost.lone_share` that are tried. The one with the smallest error of the fit is used."""
 
 
 def attention_cost(card: Card, reading: AttentionKind, num_processors: int) -> AttentionCost:
