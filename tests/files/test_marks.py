@@ -110,9 +110,8 @@ def _png_that_says(text: str) -> bytes:
     return _picture("png", pnginfo=info)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
+def test_words_alone_make_nothing_kvsims(tmp_path: Path) -> None:
+    for content in (
         b'My notes. The figure says "' + SAID.encode() + b'"; do not lose this file.\n',
         f"<!-- {SAID} -->\n".encode(),
         f"# {SAID}\n".encode(),
@@ -123,11 +122,9 @@ def _png_that_says(text: str) -> bytes:
         _png_that_says(SAID),
         _picture("gif", comment=SAID.encode()),
         _table({"made_by": SAID}),
-    ],
-)
-def test_words_alone_make_nothing_kvsims(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "notes.png").write_bytes(content)
-    assert maker_of(tmp_path / "notes.png") is None
+    ):
+        (tmp_path / "notes.png").write_bytes(content)
+        assert maker_of(tmp_path / "notes.png") is None, content
 
 
 def test_a_mark_that_was_moved_to_another_file_is_none(tmp_path: Path) -> None:

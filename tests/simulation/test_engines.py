@@ -269,13 +269,13 @@ def test_requests_of_realistic_length(sync: bool, caching: bool, num_blocks: int
 
 @pytest.mark.parametrize("order", Order)
 def test_long_runs_in_many_slices(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of steps with preemptions, evictions, hits and stops that come as a surprise."""
+    """Many steps with preemptions, evictions, hits and stops that come as a surprise."""
     monkeypatch.setattr("kvsim.engine.initialization.STEPS_PER_SLICE", 100)
     monkeypatch.setattr("kvsim.engine.initialization.FIRST_ROWS", 10)
     scheduler = ContinuousSettings(max_num_batched_tokens=256, max_model_len=1024, order=order)
     policy = Paged(scheduler=scheduler)
-    recording = assert_same(mixed_requests(200), policy, machine_of(800))
-    moved = simulate(mixed_requests(200), policy, machine_of(800), engine="auto")  # compiled from the second slice on
+    recording = assert_same(mixed_requests(100), policy, machine_of(800))
+    moved = simulate(mixed_requests(100), policy, machine_of(800), engine="auto")  # compiled from the second slice on
     assert bytes_of(moved) == bytes_of(recording)
     assert recording.num_preemptions > 20
     assert {*recording.memory.kind.tolist()} == {int(kind) for kind in MemoryKind}
@@ -286,7 +286,7 @@ def test_extents_in_a_fragmented_range(fit: str) -> None:
     policy = Contiguous(
         scheduler=ContinuousSettings(max_model_len=1024), cache=ContiguousSettings(reserve=Reserve.LIMIT, fit=fit)
     )
-    recording = assert_same(mixed_requests(150), policy, machine_of(2_500))
+    recording = assert_same(mixed_requests(100), policy, machine_of(2_500))
     assert summarize(recording).num_fragmented_steps > 50
 
 
