@@ -22,7 +22,7 @@ def image_of(budget: Budget, image: str | None, image_tokens: int | None) -> dic
     `kv_bytes`, `encoder_bytes` and `encoder_cache_tokens`; with --image also `scaled_pixels` and `side_pixels`.
 
     Raises:
-        UsageError: the model takes no images, or both flags are given.
+        UsageError: the model takes no such image, both flags are given, or --image is not such as 1920x1080.
     """
     if image is None and image_tokens is None:
         return None

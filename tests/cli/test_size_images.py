@@ -61,7 +61,8 @@ def test_where_the_rule_is_not_known_that_is_said_and_tokens_can_be_given(kvsim:
     ("arguments", "words"),
     [
         ((*QWEN, "--image", "huge"), "--image should be width and height in pixels, such as 1920x1080, not 'huge'."),
-        ((*QWEN, "--image", "0x10"), "one side may be at most 200 times as long"),
+        ((*QWEN, "--image", "0x10"), "--image should be width and height in pixels, such as 1920x1080, not '0x10'."),
+        ((*QWEN, "--image", "4000x10"), "one side may be at most 200 times as long"),
         ((*QWEN, "--image", "1x1", "--image-tokens", "4"), "--image and --image-tokens say the same thing"),
         (("size", "--model", "gemma-3-4b-it", "--gpu", "H100", "--image", "9x9"), "give --image-tokens instead"),
         (("size", "--model", "Meta-Llama-3-8B", "--gpu", "H100", "--image", "9x9"), "it takes no images"),
