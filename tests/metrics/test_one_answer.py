@@ -83,7 +83,7 @@ def test_run_info_wall_figures_and_trace_agree(served: list[tuple[dict[str, Any]
         assert server.held_between(np.array([begin_s, end_s])) == pytest.approx(summary.mean_occupancy, rel=1e-9)
         times_s = np.linspace(begin_s, end_s, 20_001)
         assert server.waiting_at(times_s).mean() == pytest.approx(summary.mean_waiting, rel=0.02, abs=1e-3)
-        assert np.mean([server.at(time_s).held for time_s in times_s[::20]]) == pytest.approx(
+        assert np.mean([server.at(time_s).held_share for time_s in times_s[::20]]) == pytest.approx(
             summary.mean_occupancy, rel=0.1, abs=1e-3
         )
         assert_figures(recording, summary)
