@@ -34,7 +34,7 @@ _MOST_NAMED: Final = 10
 
 
 def still(
-    session: Session, symbols: Symbols, width: int, height: int, color_by: ColorBy = ColorBy.STATE
+    session: Session, symbols: Symbols, width: int, height: int, *, color_by: ColorBy = ColorBy.STATE
 ) -> list[list[tuple[str, Style]]]:
     """Return the picture of the pool as lines of at most `width` characters with styles.
 

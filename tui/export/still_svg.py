@@ -57,7 +57,7 @@ def svg_of_stills(
     for title, session in stills:
         parts.append(_text(_MARGIN, top + _TITLE_BASELINE, title))
         top += _TITLE_HEIGHT
-        top = _shapes(parts, still(session, COLOR, width, height, color_by), top)
+        top = _shapes(parts, still(session, COLOR, width, height, color_by=color_by), top)
         top = _legend(parts, pool_legend(session, color_by), top, pixels)
         if session.host is not None:
             parts.append(_text(_MARGIN, top + _TITLE_BASELINE, title_of(session)))

@@ -40,7 +40,7 @@ def as_text(guided: Guided, symbols: Symbols) -> str:
         title = f"{number}. {caption.title}"
         parts += [title, "-" * len(title), textwrap.fill(caption.text, _WIDTH), ""]
         for name, session in _titled_pools(guided, caption):
-            lines = _characters(still(session, symbols, _WIDTH, _HEIGHT, color_by))
+            lines = _characters(still(session, symbols, _WIDTH, _HEIGHT, color_by=color_by))
             words = legend(session, symbols, color_by) + _words_about_digits(session, lines)
             parts += [name, *lines, *textwrap.wrap(words, _WIDTH), ""]
             if session.host is not None:

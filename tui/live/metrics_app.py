@@ -136,7 +136,8 @@ class MetricsApp(NoTracebackMixin, App[None]):
 
     def _cache_lines(self, width: int, height: int) -> list[Text]:
         assert self._cache is not None
-        return event_lines(self._cache.state(), self._cache.ended, self._load.now.num_blocks, width, height)
+        cache, num_blocks = self._cache, self._load.now.num_blocks
+        return event_lines(cache.state(), width, height, ended=cache.ended, num_blocks=num_blocks)
 
     def file_name(self) -> str:
         """Return a file name without extension for a picture of the screen."""

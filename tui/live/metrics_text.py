@@ -46,7 +46,7 @@ def cache_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
     ]
 
 
-def event_lines(state: CacheState, ended: str | None, num_blocks: int | None, width: int, height: int) -> list[Text]:
+def event_lines(state: CacheState, width: int, height: int, *, ended: str | None, num_blocks: int | None) -> list[Text]:
     """Return at most `height` lines about the prefix cache: facts, then what KV events do not say.
 
     `ended` is the reason why the events ended; it comes first, unless it is None. `num_blocks` is None if unknown. The

@@ -26,11 +26,14 @@ def stacked(
     total = parts.sum(axis=1, keepdims=True)
     parts = np.where(total > 0, parts, np.eye(parts.shape[1])[-1])
     total = np.where(total > 0, total, 1)
+    # Ends of the parts in eighths of a cell. A part covers a cell as far as its span and that of the cell overlap.
     ends = np.rint(np.cumsum(parts, axis=1) / total * length * EIGHTHS).astype(np.int64)
     begins = np.concatenate((np.zeros((len(parts), 1), np.int64), ends[:, :-1]), axis=1)
     low = np.arange(length) * EIGHTHS
     cover = np.minimum(ends[:, None, :], low[:, None] + EIGHTHS) - np.maximum(begins[:, None, :], low[:, None])
     cover = np.maximum(cover, 0)
+    # A cell shows the two parts that cover most of it, in the order of the parts, and scales both to fill the cell. A
+    # part that is rounded to no eighth is left out.
     best_two = np.sort(np.argsort(-cover, axis=2, kind="stable")[:, :, :2], axis=2)
     first, second = best_two[..., 0], best_two[..., 1]
     covers = np.take_along_axis(cover, best_two, axis=2)

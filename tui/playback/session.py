@@ -124,10 +124,7 @@ class Session:
         self.followed: int | None = None
         """Row of the request that the user follows; None if none is followed."""
         self.marked: int | None = None
-        """Row of the request that has its own colour if there are too few hues for all requests; None if there is none.
-
-        That is the followed request. If none is followed, it is the request that holds most memory.
-        """
+        """Row of the one request that has its own colour if there are too few hues for all; None if there is none."""
         self.diagnosis: Diagnosis | None = None
         """Diagnosis of the run; None until the user asks for it."""
         self.story: Story | None = None

@@ -206,7 +206,7 @@ class OwnerStrips(Panel):
                 tokens = paint_of(self.session, line.request)
             yield from self._states(line.slots, share * width, tokens, num_shared_slots=line.num_shared_slots)
             return
-        yield from self._states(line.slots, share * width, int(SlotState.TOKEN), line.group.shared)
+        yield from self._states(line.slots, share * width, int(SlotState.TOKEN), shared=line.group.shared)
         words = f" {line.group.num_tokens:,} in all"
         yield self.text(words * (math.ceil(share * width) + len(words) <= width), "weak")
 
@@ -219,7 +219,7 @@ class OwnerStrips(Panel):
         return next((words for words in texts if len(words) <= width), "")
 
     def _states(
-        self, slots: Slots, length: float, token_paint: int, shared: Slots | int = 0, num_shared_slots: int = 0
+        self, slots: Slots, length: float, token_paint: int, *, shared: Slots | int = 0, num_shared_slots: int = 0
     ) -> Iterator[Segment]:
         """Yield a bar of `length` characters of slots by state, the `shared` ones first, with tokens in `token_paint`.
 
@@ -232,8 +232,10 @@ class OwnerStrips(Panel):
         step = 1 if self.symbols.right else EIGHTHS
         eighths = max(round(length * EIGHTHS / step), 1) * step
         cells = math.ceil(eighths / EIGHTHS)
+        # The parts of the bar: empty space, shared slots, own slots by state, and the empty rest of the last character.
         beyond = total * (cells * EIGHTHS - eighths) / eighths
         parts = np.array([num_shared_slots, num_shared, *(slots - shared)[list(STACK)], beyond])
+        states: list[SlotState | None] = [None, None, *STACK, None]
         first, second, shares = (values[0].tolist() for values in stacked(parts[None], cells))
         colors = paint_colors(self.symbols.palette)
         paints = [EMPTY, SHARED, *(token_paint if state is SlotState.TOKEN else int(state) for state in STACK), EMPTY]
@@ -242,8 +244,8 @@ class OwnerStrips(Panel):
             first[-1] = first[-1] if shares[-1] >= EIGHTHS // 2 else second[-1]
             second[-1], shares[-1] = len(paints) - 1, eighths % EIGHTHS
         for low, high, part in zip(first, second, shares, strict=True):
-            layers = {low, high} if part < EIGHTHS else {low}
-            self._drawn |= {int(STACK[layer - 2]) for layer in layers if 1 < layer <= len(STACK) + 1}
+            visible = {low, high} if part < EIGHTHS else {low}
+            self._drawn |= {int(state) for at in visible if (state := states[at]) is not None}
             if self.symbols.right:
                 style = Style(color=colors[paints[low]], bgcolor=colors[paints[high]])
                 yield Segment(self.symbols.right[part], style)

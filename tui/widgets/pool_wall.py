@@ -140,7 +140,9 @@ class PoolWall(LineBox):
         marks_below = self._lines_each > 1
         height = self._lines_each - 1 if marks_below else 1
         stay = self._columns_of([visit for visit in visits if visit.server == number])
-        chart = self._chart(place, self._held_of(number), state.held_share, height, None if marks_below else stay)
+        chart = self._chart(
+            place, self._held_of(number), state.held_share, height=height, stay=None if marks_below else stay
+        )
         is_here = any(visit.server == number and self._is_now(visit) for visit in visits)
         name = ending(server.name, GUTTER - 4, self.symbols.cut)
         label = f"{'>' if is_here else ' '} {name}".ljust(GUTTER - 1)
@@ -203,7 +205,7 @@ class PoolWall(LineBox):
         label = f"  {len(numbers):,} more".ljust(GUTTER)
         figures = self._figures(together, max(most_waiting, together.waiting))
         return Strip(
-            [self.text(label, "label"), *self._chart(len(self.shown), held, together.held_share, 1)[0], *figures]
+            [self.text(label, "label"), *self._chart(len(self.shown), held, together.held_share, height=1)[0], *figures]
         )
 
     def _held_of(self, number: int) -> FloatArray:
@@ -212,7 +214,7 @@ class PoolWall(LineBox):
         return self._held[number]
 
     def _chart(
-        self, place: int, held: FloatArray, now_share: float, height: int, stay: npt.NDArray[np.bool_] | None = None
+        self, place: int, held: FloatArray, now_share: float, *, height: int, stay: npt.NDArray[np.bool_] | None = None
     ) -> list[list[Segment]]:
         """Return the lines of the chart in strip number `place`, which counts from 0 at the top.
 
@@ -315,7 +317,7 @@ class PoolWall(LineBox):
 
 
 class FleetQueueChart(Scrubber):
-    """Chart of the waiting requests of all servers, above the scrubber, with the time axis of the strips."""
+    """Chart of the waiting requests of all servers, above the time axis, which is also that of the strips."""
 
     def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
         super().__init__(fleet.player, symbols, id="fleet-clock")
@@ -328,7 +330,7 @@ class FleetQueueChart(Scrubber):
         self.refresh()
 
     def move(self) -> None:
-        """Redraw the line of the scrubber, or all lines if the cursor is in another column."""
+        """Redraw the line of the time axis, or all lines if the cursor is in another column."""
         column = self.cursor_column if self.axis_width else 0
         if column != self._column:
             self._column = column

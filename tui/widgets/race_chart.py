@@ -1,4 +1,4 @@
-"""Chart of the durations of compared runs, above their common scrubber."""
+"""Chart of the durations of compared runs, above their common time axis."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAST_TIME_WIDTH = 9
 _RATIO_WIDTH = 7
 """Number of columns right of the duration of a run for its ratio to the fastest run, such as `, ×11.9`."""
 _TICK_FACTORS = (1, 2, 5, 10)
-"""Distances of numbers on an axis, times a power of ten."""
+"""The distance between two numbers on an axis is one of these, times a power of ten."""
 _LEAST_TICK_DISTANCE = 12
 _TITLE_WIDTH = 28
 """Width in columns that the title needs beside the names of marks."""

@@ -52,7 +52,7 @@ def under_cursor(cell: Segment, symbols: Symbols) -> Segment:
 
 
 class Scrubber(Widget):
-    """Widget along the time axis of `player`, right of a gutter."""
+    """Time axis of `player`, right of a gutter for labels. The mouse moves the clock along the axis."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "timeline--text",

@@ -1,4 +1,4 @@
-"""Charts of the whole run on one time axis: slots by state, running and waiting requests, and the scrubber."""
+"""Charts of the whole run on one time axis: slots by state, running and waiting requests, and events."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _with_line(cell: Segment, symbols: Symbols) -> Segment:
 
 
 class TimelineChart(Scrubber):
-    """Charts over time above a scrubber, all with one axis and one cursor."""
+    """Charts over time, all with one axis and one cursor. The mouse moves the clock along the axis."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"timeline--held"}
 
@@ -238,11 +238,13 @@ class TimelineChart(Scrubber):
             return []
         charts = self._charts
         first, last = self._frames_of_columns(width)
+        # A column shows the mean of its frames' slots, and the maximum of their requests.
         slots = np.zeros((width, len(SlotState)))
         if len(charts.slots):
             spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
             slots[:] = [charts.slots[begin:end].mean(axis=0) for begin, end in spans]
         running, waiting = (np.maximum.reduceat(values, first) for values in (charts.running, charts.waiting))
+        # Idle spans lie between frames. Columns that lie in a span show its slots and requests instead.
         idle, edges_s = self._session.idle, self.edges_s(width)
         for span, (begin_s, end_s) in enumerate(zip(idle.begin_s, idle.end_s, strict=True)):
             columns_idle = slice(*np.searchsorted(edges_s, (begin_s, end_s)) - (0, 1))

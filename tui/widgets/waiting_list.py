@@ -110,7 +110,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         shown_waiting = self._around(waiting, min(room, len(waiting)))
         shown_running = self._around(running, max(height - len(shown_waiting) - 3, 1))
         held_back = self.session.num_held_back
-        strips = [self._heading("waiting", len(waiting) + held_back, len(shown_waiting), "next first")]
+        strips = [self._heading("waiting", len(waiting) + held_back, shown=len(shown_waiting), order="next first")]
         strips += [Strip([self.text(reason, "text")]) for reason in reasons]
         self._requests = [None] * len(strips)
         needs = [self._need_words(request, short=False) for request in shown_waiting]
@@ -124,7 +124,8 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
         held = f"{plural(idle, 'row')} held for nothing" if idle else ""
         if held_back:
             idle, held = held_back, f"{held_back:,} waiting hold blocks"
-        strips += [self._heading("running", len(running) - idle, len(shown_running), "newest first", held)]
+        num_running = len(running) - idle
+        strips += [self._heading("running", num_running, shown=len(shown_running), order="newest first", reason=held)]
         self._requests += [None, None]
         computed = self.session.replay.computed(np.array(shown_running, np.int64))
         for request, tokens in zip(shown_running, computed.tolist(), strict=True):
@@ -138,7 +139,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             begin = min(max(requests.index(self._cursor) - room // 2, 0), max(len(requests) - room, 0))
         return requests[begin : begin + room]
 
-    def _heading(self, name: str, number: int, shown: int, order: str, reason: str = "") -> Strip:
+    def _heading(self, name: str, number: int, *, shown: int, order: str, reason: str = "") -> Strip:
         """Return the heading of a list: the number of requests and, if there is room, further texts.
 
         These are `order`, how the list is sorted; `shown`, the number of requests with a line; and `reason`, if given.
