@@ -133,6 +133,8 @@ def events_of(replay: Replay) -> Events:
     last_of_request = np.full(len(requests), -1, np.int64)
     np.maximum.at(last_of_request, request, rows)
     ended = requests.status[request]
+    # A request releases its memory at each preemption and at its end. The last release of a request that has ended is
+    # its end, every other one a preemption.
     kind = np.select(
         [last_of_request[request] != rows, ended == RequestStatus.FINISHED, ended == RequestStatus.ABORTED],
         [EventKind.PREEMPTED, EventKind.FINISHED, EventKind.ABORTED],

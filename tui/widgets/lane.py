@@ -27,8 +27,16 @@ _TOO_MANY_TO_NAME = 12
 MOST_POOLS_NARROW: Final = 3
 """Largest number of compared runs whose pools a narrow screen shows."""
 _LABEL_WIDTH = 9
-_WITHOUT_CELL = 8
-"""Largest height of the widget, in lines, without a line for the size of a cell."""
+_LEAST_FOR_MEMORY = 3
+"""Least height of the widget, in lines, with a line for the slots by state."""
+_LEAST_FOR_SELECTION = 4
+"""Least height with a line for the unit or request that the user selected."""
+_LEAST_WITHOUT_RATE = 4
+"""Least height at which the tokens per second are not beside the numbers of requests."""
+_LEAST_FOR_TWO_COUNTS = 6
+"""Least height with one line for running requests and one for waiting requests."""
+_LEAST_FOR_CELL = 9
+"""Least height with a line for the size of a cell."""
 _WIDE = 28
 """Least width of the widget, in columns, with room for words after a percentage, such as `of tokens`."""
 
@@ -75,8 +83,8 @@ class LaneFigures(Widget):
         self.refresh()
 
     def render_line(self, y: int) -> Strip:
-        kinds = self._figure_names()
-        line = Strip(self._segments(kinds[y], self.size.width) if y < len(kinds) else [])
+        names = self._figure_names()
+        line = Strip(self._segments(names[y], self.size.width) if y < len(names) else [])
         return line.adjust_cell_length(self.size.width, self._style("text"))
 
     def _style(self, name: str) -> Style:
@@ -96,29 +104,25 @@ class LaneFigures(Widget):
         if self._replaces_pool:
             lines = self.screen.query_one("#lanes").size.height // self._num_lanes
             return {4: "name served memory gap", 3: "name served memory"}.get(min(lines, 4), "name memory").split()
-        last = ["selected"] if height > 3 and selection(session) else []
+        last = ["selected"] if height >= _LEAST_FOR_SELECTION and selection(session) else []
         if session.rows is not None:
-            kinds = ["served", "counts"]
-        else:
-            kinds = [
-                "served",
-                *(["memory"] if height > 2 else []),
-                *(["counts"] if height < 6 else ["running", "waiting"]),
-            ]
-            kinds += ["gap", "speed", *(["ample"] if self._ample else []), *(["reason"] if self._gap.reason else [])]
-            # Lines of all lanes are about the same figure.
-            untitled = not all(pool.states_cell_size for pool in self.screen.query(PoolPicture))
-            kinds = ["cell"] * (height > _WITHOUT_CELL and untitled) + kinds
-        return kinds[: height - len(last)] + last
+            return ["served", "counts"][: height - len(last)] + last
+        names = ["served"] + ["memory"] * (height >= _LEAST_FOR_MEMORY)
+        names += ["running", "waiting"] if height >= _LEAST_FOR_TWO_COUNTS else ["counts"]
+        names += ["gap", "speed"] + ["ample"] * bool(self._ample) + ["reason"] * bool(self._gap.reason)
+        # All lanes have this line if one needs it, so that lines side by side are about the same figure.
+        untitled = not all(pool.states_cell_size for pool in self.screen.query(PoolPicture))
+        names = ["cell"] * (height >= _LEAST_FOR_CELL and untitled) + names
+        return names[: height - len(last)] + last
 
     @property
     def shows_states(self) -> bool:
         """True if a bar of states is shown, with one colour for all tokens."""
         return "memory" in self._figure_names() and self._pool.color_by is not ColorBy.LAYERS
 
-    def _segments(self, kind: str, width: int) -> list[Segment]:
+    def _segments(self, figure: str, width: int) -> list[Segment]:
         text, label, room = self._style("text"), self._style("label"), width - _LABEL_WIDTH
-        match kind:
+        match figure:
             case "name":
                 counts = self._counts(width - len(self._lane.label) - 1, with_rate=True).removeprefix("now ")
                 room = width - len(counts) - 1
@@ -136,7 +140,7 @@ class LaneFigures(Widget):
                 )
                 return [Segment("memory".ljust(_LABEL_WIDTH), label), *bar]
             case "counts":
-                counts = self._counts(width, with_rate=self.size.height < 4)
+                counts = self._counts(width, with_rate=self.size.height < _LEAST_WITHOUT_RATE)
                 return [Segment(counts, self._style("strong") if self._lane.over else text)]
             case "selected":
                 return [Segment(self._selected(width), text)]
@@ -148,9 +152,9 @@ class LaneFigures(Widget):
             "speed": self._speed,
             "ample": self._with_ample_memory,
             "cell": self._cell,
-        }[kind]()
+        }[figure]()
         value = next((each for each in texts if len(each) <= room), texts[-1])
-        style = self._style("strong") if self._lane.over and kind == "running" else text
+        style = self._style("strong") if self._lane.over and figure == "running" else text
         return [Segment(name.ljust(_LABEL_WIDTH), label), Segment(shortened(value, room, self._symbols.cut), style)]
 
     def _selected(self, width: int) -> str:
