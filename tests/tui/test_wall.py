@@ -26,7 +26,8 @@ from kvsim_tui.facts.fleet_telling import about_all, beside_strip, why_waiting
 from kvsim_tui.playback.fleet_servers import FleetServers
 from kvsim_tui.screens.wall import Wall
 from kvsim_tui.screens.watch import Watch
-from kvsim_tui.widgets.pool_wall import FleetQueueChart, PoolWall
+from kvsim_tui.widgets.fleet_queue_chart import FleetQueueChart
+from kvsim_tui.widgets.pool_wall import PoolWall
 from kvsim_tui.widgets.scrubber import GUTTER
 
 from .test_snapshots import picture as picture  # noqa: PLC0414 - a fixture

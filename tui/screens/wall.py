@@ -11,7 +11,8 @@ from textual.binding import Binding
 
 from ..facts.fleet_telling import fleet_headline, fleet_story
 from ..playback.session import Session
-from ..widgets.pool_wall import FleetQueueChart, PoolWall
+from ..widgets.fleet_queue_chart import FleetQueueChart
+from ..widgets.pool_wall import PoolWall
 from .playback import PlaybackScreen
 
 if TYPE_CHECKING:

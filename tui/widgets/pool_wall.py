@@ -1,4 +1,4 @@
-"""Widgets of the screen of a fleet: a strip for each server, the fullest pool first, and the time line below."""
+"""Main widget of the screen of a fleet: a strip for each server, the fullest pool first."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, ClassVar, Final
 import numpy as np
 from rich.segment import Segment
 from rich.style import Style
-from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
-from textual.style import Style as TextualStyle
 
 from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
-from ..facts.fleet_telling import about_all, beside_strip, that_fits, way, why_waiting
+from ..facts.fleet_telling import beside_strip, that_fits, way, why_waiting
 from ..look.stack import EIGHTHS, bar_text, columns
-from ..look.wording import duration, ending, percent, seconds, shortened
+from ..look.wording import ending, percent, shortened
 from .panel import LineBox
-from .scrubber import GUTTER, Scrubber, under_cursor
+from .scrubber import GUTTER, under_cursor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +81,11 @@ class PoolWall(LineBox):
         self.show_frame()
 
     def write(self) -> list[Strip]:
-        """Return the heading, the strips, and a line about the followed request if there is one."""
+        """Return the heading, the strips, and a last line.
+
+        The last line is about the followed request. If none is followed, it says which figures the shared strip has; it
+        is left out if no servers share a strip. Return no line if there is no room for a chart.
+        """
         width, height = self.size
         fleet, axis_width = self._fleet, width - GUTTER - columns_right_of_axis(width)
         if axis_width < 1 or height < 3:
@@ -96,16 +98,11 @@ class PoolWall(LineBox):
         ranked = fleet.fullest(now)
         visited = {visit.server for visit in visits}
         ranked.sort(key=lambda number: number not in visited)  # the followed request's servers come first
-        first = f"with {fleet.followed} (> now), then the " if visits else ""
-        title = f"share of each pool held, from the start of the run to its end {self.symbols.dot} {first}fullest first"
-        if len(title) > width - 4:
-            title = f"share of each pool held over the run {self.symbols.dot} {first}fullest first"
-        self.border_title = shortened(title, width - 4, self.symbols.cut)
-        # The last line is about the followed request, or says what the last strip is.
+        self._show_title(visits, width - 4)
         room = height - 1
         lines_each = min(max(room // len(ranked), 1), _MOST_LINES)
         if visits or len(ranked) > room:
-            room -= 1
+            room -= 1  # for the last line
         num_own = len(ranked) if len(ranked) <= room else room - 1
         self.shown, self._lines_each = ranked[:num_own], lines_each
         self.picked = min(self.picked, max(num_own - 1, 0))
@@ -118,6 +115,14 @@ class PoolWall(LineBox):
         last = self._last_line(visits, num_folded=len(ranked) - num_own)
         drawn += [self.blank()] * (height - len(last) - len(drawn))
         return [*drawn[: height - len(last)], *last]
+
+    def _show_title(self, visits: Sequence[Visit], room: int) -> None:
+        first = f"with {self._fleet.followed} (> now), then the " if visits else ""
+        order = f"{self.symbols.dot} {first}fullest first"
+        title = f"share of each pool held, from the start of the run to its end {order}"
+        if len(title) > room:
+            title = f"share of each pool held over the run {order}"
+        self.border_title = shortened(title, room, self.symbols.cut)
 
     def _heading(self, visits: Sequence[Visit], axis_width: int) -> Strip:
         figures = f"{'held':>{_HELD}}{'running':>{_RUNNING}}{'cache hits':>{_HITS}}{'waiting':>{_WAITING}}"
@@ -314,80 +319,3 @@ class PoolWall(LineBox):
                 self.post_message(self.Opened(self.shown[place]))
             self.picked = place
             self.show_frame()
-
-
-class FleetQueueChart(Scrubber):
-    """Chart of the waiting requests of all servers, above the time axis, which is also that of the strips."""
-
-    def __init__(self, fleet: FleetServers, symbols: Symbols) -> None:
-        super().__init__(fleet.player, symbols, id="fleet-clock")
-        self._fleet = fleet
-        self._column = -1
-        self._drawn: tuple[int, int, npt.NDArray[np.int64], int] = (0, 0, np.empty(0, np.int64), 1)
-        """Width and height of the last computed chart, then the result of `_queue`."""
-
-    def show_frame(self) -> None:
-        self.refresh()
-
-    def move(self) -> None:
-        """Redraw the line of the time axis, or all lines if the cursor is in another column."""
-        column = self.cursor_column if self.axis_width else 0
-        if column != self._column:
-            self._column = column
-            self.refresh()
-        else:
-            self.refresh(Region(0, self.size.height - 1, self.size.width, 1))
-
-    @property
-    def axis_width(self) -> int:
-        return max(self.size.width - GUTTER - columns_right_of_axis(self.size.width), 0)
-
-    def legend_entries(self) -> list[tuple[str, TextualStyle, str]]:
-        if not self.axis_width or self.size.height < 2:
-            return []
-        style = TextualStyle.from_rich_style(self.get_component_rich_style("timeline--bar"))
-        most = self._queue(self.axis_width, self.size.height - 1)[1]
-        return [("#" if self.symbols.ascii else "■", style, f"full bar: {most:,} waiting")]
-
-    def step_text(self) -> str:
-        """Return an empty text. The servers share no step number."""
-        return ""
-
-    def render_line(self, y: int) -> Strip:
-        width, height = self.axis_width, self.size.height
-        rest = self.get_component_rich_style("timeline--text")
-        if not width:
-            return Strip.blank(self.size.width, rest)
-        last, column, clock_s = y == height - 1, self.cursor_column, self.player.clock_s
-        label_style, value_style, bar_style, track_style = (
-            self.get_component_rich_style(f"timeline--{name}") for name in ("label", "value", "bar", "track")
-        )
-        if last:
-            label, value = "time", seconds(clock_s, self.player.duration_s / 1000)
-            cells = [Segment(self.symbols.track, track_style)] * width
-        else:
-            now = self._fleet.waiting_at(np.array([clock_s]))
-            label, value = ("waiting", f"{now[0]:,}") if y == 0 else ("", "")
-            queue, most = self._queue(width, height - 1)
-            cells = [Segment(self.symbols.up[eighths], bar_style) for eighths in queue[y]]
-            here = Segment(self.symbols.up[columns(now, most, height - 1)[y, 0]], bar_style)
-            cells[column] = under_cursor(here, self.symbols)
-            room = columns_right_of_axis(self.size.width) - 2
-            texts = about_all(self._fleet, self._fleet.at(clock_s), room)[y : y + 1]
-            cells += [Segment(f"  {text}", label_style if y else rest) for text in texts]
-        if last:
-            cells[column] = Segment(self.symbols.knob, Style(color=self.symbols.palette.cursor, bold=True))
-            cells.append(Segment(f" {duration(self.player.duration_s)}", label_style))
-        gutter = [Segment(label, label_style), Segment(value.rjust(GUTTER - 1 - len(label)) + " ", value_style)]
-        return Strip([*gutter, *cells]).simplify().adjust_cell_length(self.size.width, rest)
-
-    def _queue(self, width: int, height: int) -> tuple[npt.NDArray[np.int64], int]:
-        """Return the bars of waiting requests in eighths, shape (height, width), and the number that fills a bar."""
-        if self._drawn[:2] != (width, height):
-            edges_s = self.edges_s(width)
-            waiting = np.maximum.reduce(
-                [self._fleet.waiting_at(edges_s[:-1] + shift * np.diff(edges_s)) for shift in (0, 0.5)]
-            )
-            most = self._fleet.most_waiting
-            self._drawn = (width, height, columns(waiting, most, height), most)
-        return self._drawn[2:]
