@@ -145,7 +145,10 @@ class OracleRun:
         A request's number in the engine is its row plus 1.
         """
         self._lengths: dict[int, list[int]] = {}
-        """Lengths of the running sequences' block tables before the last step was scheduled, one per KV-cache group."""
+        """Lengths of block tables before the last step was scheduled, by the number of each sequence that ran then.
+
+        Each list has one length per KV-cache group.
+        """
         self._copies = CopyEngine(workload) if workload.cache.kv_offloading_size else None
         self.transfers = TransferEngine(workload, lease) if workload.connector is not None else None
         """Transfers with a store or another server; None without a connector."""

@@ -87,7 +87,7 @@ class Answer:
 
     @property
     def splits(self) -> str:
-        """Sentence that compares the servers with a split into prefill and decode servers; empty if none was tried."""
+        """Sentence that compares equal servers with a split into prefill and decode servers; empty without a split."""
         return splits_words(self.server, self.load, self.outcome, self.goal, self.tried)
 
     @property

@@ -54,8 +54,8 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
     def kept(tokens: IntArray, together: IntArray | int, serves_hit: IntArray) -> IntArray:
         """Return the `cached` that each row should have if the request has `tokens` tokens in the prefix cache.
 
-        Units enter the prefix cache whenever another `together` tokens are full. `serves_hit` is True for each row that
-        releases a single block before a position at which hits may end.
+        Units are cached in groups of `together` tokens, so `tokens` is rounded down to a multiple of it. `serves_hit`
+        is True for each row that releases a single block before a position at which hits may end.
         """
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(leaves_some_out, 0, num_full), serves_hit & (position < num_full))
@@ -179,11 +179,11 @@ def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, pre
 def _loaded_but_not_cached(
     replay: Replay, request: IntArray, seq: IntArray, upto: IntArray
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return two arrays about the latest load of each request before `seq`, if no step has used its tokens yet.
+    """Return, for each request, the number of loaded tokens that no step has used, and whether they may be cached.
 
-    The first has the number of loaded tokens, or 0. The second is True if these tokens may be cached. Loaded blocks are
-    cached in the first step after the end of their load is reported, so they may be cached if the end was reported
-    before `seq`. `upto` is the last step before the release.
+    Only the latest load that began up to `seq` counts; without such a load, the number is 0. Loaded blocks are cached
+    in the first step after the end of their load is reported, so they may be cached if this was before `seq`. `upto` is
+    the last step before the release.
     """
     transfers = replay.recording.transfers
     if transfers is None or not len(transfers):

@@ -58,7 +58,7 @@ STATES_ON_LIGHT: Final[dict[SlotState, str]] = {
 }
 """Colours of slot states on a light background and in print.
 
-Any two colours differ by 8 of 100 steps of CIE L*, and for colour-blind readers by 16 or more in CIE 1976 Lab.
+Any two colours differ by at least 8 of 100 steps of CIE L*, and for colour-blind readers by at least 16 in CIELAB.
 """
 _SCATTERING: Final = (Paged.name, Radix.name)
 """Policies under which the units of one request may be anywhere in the pool."""
