@@ -35,7 +35,7 @@ class Setting:
     "--x/--no-x" is a pair of flags. A single flag of a boolean setting sets the opposite of the default.
     """
     unit: str | None = None
-    """Placeholder of the value in the help, such as TOKENS."""
+    """Placeholder of the value in the help, such as TOKENS. If None, click chooses one by the type."""
     section: str = ""
     """Heading in the help; empty for the heading of the class."""
     shown: str | None = None

@@ -2,7 +2,8 @@
 next steps only decode.
 
 The restriction is lifted if no running sequence decodes. It is also lifted if the last step that was allowed to compute
-prompts left a waiting sequence that no step has skipped.
+prompts left a waiting sequence that no step has skipped since it began to wait. A step skips a waiting sequence that it
+visits but cannot admit yet, for example because its KV is loading.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether the step leaves a waiting sequence that no step has skipped. Do nothing in a step that was not
-    allowed to compute prompts.
+    """Record whether the step leaves a waiting sequence that no step has skipped; see the module. Do nothing in a step
+    that was not allowed to compute prompts.
     """
     state = engine.state
     if not state.bars_prefills:

@@ -1,8 +1,9 @@
 """The engine loop with simulated time: the host schedules and launches steps, and the GPU computes them.
 
 The kernels of a step begin as soon as the GPU is free, even while the host still launches the rest of the step. They
-end no earlier than the launch. With asynchronous scheduling, the host schedules a step while the GPU computes the step
-before. `Scheduler.awaits_output` tells when it processes an output first.
+end no earlier than the host's launch of the step. With asynchronous scheduling, the host schedules a step while the GPU
+computes the step before. `Scheduler.awaits_output` tells whether the host processes the output of the oldest step in
+flight before it schedules another step.
 
 A run is advanced in slices. A slice ends when the caller has to read the recorded rows, so that there is room for more.
 `advance` also returns within a slice whenever its caller has to act.
@@ -40,9 +41,7 @@ _SHARE_AFTER_KERNELS = 0.58
 """Share of a worker's host time that follows the kernels of a step, in a synchronous pipeline: the rest precedes them.
 
 The worker passes its result to the next stage before it prepares the next step. Measured in vLLM 0.25.1 on two hosts
-with two H200 (`docs/accuracy.md`, Pipelines). A token of a lone sequence, which waits only for the host time before the
-kernels, takes 6.2 ms. With two sequences, the last stage is busy for 4.4 to 4.5 ms per step: kernels take 2.6 ms, and
-the host takes the rest.
+with two H200; see Pipelines in `docs/accuracy.md`.
 """
 
 
@@ -126,8 +125,11 @@ def _after_step(engine: Engine) -> int:
 
 @part
 def next_moment(engine: Engine) -> int:
-    """Schedule a step, or process the output of the oldest step in flight; return the outcome. One call of vLLM's
-    engine does both: it schedules a step if there is work, and then processes an output, unless it may schedule ahead.
+    """Do the next part of a call of vLLM's engine: schedule a step, or process the output of the oldest step in flight.
+    Return `SCHEDULED` or `UPDATED`; `IDLE` if there is neither work to schedule nor a step in flight.
+
+    One call of vLLM's engine has both parts: it schedules a step if there is work, and then processes an output, unless
+    it may schedule another step first (`Scheduler.awaits_output`).
     """
     state = engine.state
     if not state.awaiting and engine.scheduler.has_work(engine):

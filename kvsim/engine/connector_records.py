@@ -86,14 +86,16 @@ class Transfer:
     rank: Small = 0
     """Order of the request among those whose loads fail in the same step: the smallest rank ends first."""
     loads_from: Small = 0
-    """Index of the first entry of the sequence's table that the current load writes."""
+    """Index of the table entry from which `ConnectorTables.bad_places` count: the first entry that is fetched from
+    another server; 0 with a store.
+    """
     external_tokens: Small = 0
     """Number of tokens that came through the connector when blocks were last allocated: at the begin of a load between
     steps, or at an admission.
     """
     done_s: float = 0.0
-    """Time, in seconds, at which a load ends; with `is_kept`, at which another server has read the kept blocks. Valid
-    once it is known.
+    """Time, in seconds, at which a load ends; with `is_kept`, at which another server has read the kept blocks. Set
+    when the sequence is added to `ConnectorTables.live`.
     """
     is_load_reported: bool = False
     """True from the report that the load has ended until the scheduler uses the loaded blocks."""
@@ -110,7 +112,7 @@ class Transfer:
     begin_s: float = 0.0
     """Time, in seconds, at which the last load begins on the link; for kept blocks, at which their request ended."""
     first_entry: Small = 0
-    """Index of the first table entry of the last transfer."""
+    """Index of the first table entry of the last transfer: `loads_from` for a load, 0 for kept blocks."""
     num_blocks: Small = 0
     """Number of blocks of the last transfer."""
     num_tokens: Small = 0
@@ -167,12 +169,14 @@ class ConnectorTables(NamedTuple):
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""
     bad_places: Numbers
-    """Offsets, from the first loaded table entry, of the blocks that fail to load. The offsets of one sequence are
+    """Offsets of the blocks that fail to load, from table entry `Transfer.loads_from`. The offsets of one sequence are
     consecutive; see `Transfer.first_bad`.
     """
     bad_blocks: Records[BadBlock]
     """Blocks that failed to load and are not reported yet."""
     marks: Numbers
-    """Mark of each block, by which bad blocks are found while an output is processed; see `failed_loads`."""
+    """For each block, by its id: 1 if the block is bad, 2 if a sequence with the block was already cut, otherwise 0.
+    All are 0 except while an output is processed; see `failed_loads`.
+    """
     errors: Numbers
     """Numbers of the sequences that end with an error with the output being processed, because their load failed."""

@@ -19,26 +19,26 @@ def num_tokens_left(engine: Engine, budget: int) -> int:
     takes for it. At 0 or below, no further sequence fits.
     """
     slots = engine.settings.draft_budget_tokens
-    return budget if slots == 0 else min(budget, engine.state.input_tokens - slots)
+    return budget if slots == 0 else min(budget, engine.state.budget_left - slots)
 
 
 @part
 def use_tokens(engine: Engine, num_tokens: int) -> None:
     """Subtract from the step's budget the tokens of one sequence, and the tokens that drafting takes for it."""
-    engine.state.input_tokens -= num_tokens + engine.settings.draft_budget_tokens
+    engine.state.budget_left -= num_tokens + engine.settings.draft_budget_tokens
 
 
 @part
 def return_tokens(engine: Engine, num_tokens: int) -> None:
     """Undo `use_tokens` for a sequence that is taken out of the step."""
-    engine.state.input_tokens += num_tokens + engine.settings.draft_budget_tokens
+    engine.state.budget_left += num_tokens + engine.settings.draft_budget_tokens
 
 
 @part
 def padded_tokens(engine: Engine, computed: int, budget: int) -> int:
     """Return the number of tokens that a waiting sequence with one token left to compute gets in its first step.
 
-    vLLM adds padding drafts, which are always rejected, so that the sequence has as many tokens as the decodes in the
+    vLLM adds padding drafts, which are always rejected, so that the sequence has as many tokens as each decode in the
     step. The result is 1 if the step needs no padding, and 0 if the padded sequence does not fit, so that no sequence
     is admitted.
     """
@@ -72,13 +72,14 @@ def num_final_tokens(engine: Engine, num_tokens: int) -> int:
 
 
 @part
-def commit(engine: Engine, sequence: Sequence, is_new: bool) -> int:
-    """Return the number of drafts that the scheduled step verifies for a sequence; as a negative number if they are
+def take_drafts(engine: Engine, sequence: Sequence, is_new: bool) -> int:
+    """Take the drafts of a sequence into the scheduled step. Return their number; as a negative number if they are
     padding drafts, which are always rejected.
 
-    With asynchronous scheduling, the sequence also gets a placeholder for each token that the step may yield. In a step
-    that admits the sequence (`is_new`), all its drafts are padding. They count even if `long_prefill_token_threshold`
-    has cut them off; newer releases of vLLM then raise an AssertionError.
+    All drafts of a sequence that the step admits (`is_new`) are padding. Their number includes those that
+    `long_prefill_token_threshold` has cut off; newer releases of vLLM then raise an AssertionError. With asynchronous
+    scheduling, the sequence also gets a placeholder for each token that the step may yield, and the drafts of its next
+    step.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
     if is_new and num_verified != sequence.drafts:
@@ -150,7 +151,7 @@ def num_rejected(engine: Engine, sequence: Sequence, index: int) -> int:
     if engine.settings.num_drafts == 0:
         return 0
     num_verified = engine.emitting_drafts[index]
-    # A negative number is that of padding drafts, see `commit`: all are rejected.
+    # A negative number is that of padding drafts, see `take_drafts`: all are rejected.
     accepted = min(num_verified, _num_accepted(engine, sequence, num_verified)) if num_verified > 0 else 0
     return abs(num_verified) - accepted
 
@@ -171,10 +172,10 @@ def propose(engine: Engine, launched: int) -> None:
 def _num_accepted(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
     """Return how many of the next `num_drafts` drafts are accepted, by the request's list; all if it has none."""
     given = engine.given_drafts[sequence.number]
-    if given.num_accepted == 0:
+    if given.accepted_length == 0:
         return num_drafts
     return engine.draft_counts[
-        given.first_accepted + (sequence.num_tokens - sequence.prompt_tokens) % given.num_accepted
+        given.first_accepted + (sequence.num_tokens - sequence.prompt_tokens) % given.accepted_length
     ]
 
 
@@ -184,7 +185,7 @@ def _num_proposed(engine: Engine, sequence: Sequence) -> int:
     no list.
     """
     given, most = engine.given_drafts[sequence.number], engine.state.num_drafts
-    if given.num_proposed == 0:
+    if given.proposed_length == 0:
         return most
-    index = given.first_proposed + (sequence.num_tokens - sequence.prompt_tokens) % given.num_proposed
+    index = given.first_proposed + (sequence.num_tokens - sequence.prompt_tokens) % given.proposed_length
     return min(engine.draft_counts[index], most)

@@ -218,7 +218,7 @@ class Driver:
 
     def free_queue(self) -> list[int]:
         """Return the ids of the free blocks in queue order. If the links are damaged, so that they form a cycle, the
-        list ends after the number of all blocks.
+        list ends after `len(Engine.blocks)` ids.
         """
         queue: list[int] = []
         following = listed_column(self.engine.blocks, "next")
@@ -325,8 +325,9 @@ class Driver:
     def settle_step(self, launched_s: float | None, done_s: float) -> None:
         """Set when the step that was scheduled last is launched, and when its kernels are done, in seconds.
 
-        `launched_s` is None for a step without tokens, whose output is processed at `done_s`. If no step is in flight,
-        the clock advances to `done_s`. The output of the step reports the transfers that have ended by `launched_s`.
+        `launched_s` is None for a step without tokens, whose output is processed at `done_s`. Otherwise, the output of
+        the step reports the transfers that have ended by `launched_s`. If no step is in flight, the clock only advances
+        to `done_s`.
         """
         engine = self.engine
         engine.stages[0].free_s = done_s
@@ -343,7 +344,7 @@ class Driver:
         state = self.engine.state
         state.host_s = max(float(state.host_s), at_s)
 
-    def has_sent(self) -> bool:
+    def awaits_arrivals(self) -> bool:
         """Tell whether a request that was sent has not arrived yet."""
         return bool(self.engine.state.num_arrived < self.engine.state.num_submitted)
 

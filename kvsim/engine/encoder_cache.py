@@ -182,21 +182,24 @@ def return_budget(engine: Engine, sequence: Sequence) -> None:
 
 
 @part
-def settle(engine: Engine, launched: int, begin: int, number: int, wrong: int) -> int:
+def settle(engine: Engine, launched: int, begin: int, last_number: int, num_rejected: int) -> int:
     """Release images whose tokens were computed by the step at index `launched` of `Engine.launched`. The output of
     this step is being processed.
 
-    One call does this for some of the step's sequences: from the one at index `begin` up to the one with this `number`;
-    up to the last if `number` is 0, which is no sequence. The `wrong` rejected drafts of sequence `number` do not count
-    as computed. Return the index at which the next call continues.
+    One call does this for some of the step's sequences: from the one at index `begin` up to the one with number
+    `last_number`; up to the last one of the step if `last_number` is 0. The step has rejected `num_rejected` drafts of
+    the sequence with number `last_number`, which do not count as computed. Return the index at which the next call
+    continues.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:
         sequence = engine.sequences[engine.computing[first + place]]
         place += 1
-        is_last = sequence.number == number
+        is_last = sequence.number == last_number
         processed = sequence.computed - (sequence.placeholders if engine.settings.images_wait else 0)
-        release_computed(engine, sequence, processed - wrong if is_last and sequence.placeholders == 0 else processed)
+        if is_last and sequence.placeholders == 0:
+            processed -= num_rejected
+        release_computed(engine, sequence, processed)
         if is_last:
             break
     return place

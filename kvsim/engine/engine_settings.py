@@ -32,8 +32,8 @@ class Settings:
     chunked_prefill: bool = False
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """True if `long_prefill_token_threshold` is raised, where it is smaller, to an equal share of the step's budget for
-    each running or waiting sequence.
+    """True if the limit is the larger one of `long_prefill_token_threshold` and the step's budget divided by the number
+    of running and waiting sequences.
     """
     lone_prompt_is_limited: bool = False
     """True if `long_prefill_token_threshold` applies even if no other sequence runs or waits."""
@@ -177,11 +177,11 @@ class Settings:
     connector, all of its tokens.
     """
     retention_tokens: int = 0
-    """Number of tokens from one boundary to the next, at which blocks of windows and recurrent states stay in the
-    prefix cache.
+    """Number of tokens from one boundary to the next. Blocks of windows and recurrent states stay in the prefix cache
+    if a hit that ends at a boundary needs them.
 
-    With `NEVER`, every multiple of `cache_tokens` is such a boundary. With 0, none is: blocks are kept only at the ends
-    of prompts and at junctions (`Sequence.junction`).
+    If `NEVER`, vLLM has no retention interval, and every multiple of `cache_tokens` is a boundary. If 0, there is no
+    boundary: blocks are kept only for hits at the ends of prompts and at junctions (`Sequence.junction`).
     """
     first_in_lookup: int = 0
     """Index of the group at which the lookup of a prefix begins: the first group of the first kind of layers."""
@@ -198,8 +198,8 @@ class Settings:
     is such a multiple, wherever it begins.
     """
     cuts_wide_blocks: bool = False
-    """True if every chunk that does not reach the end of the prompt ends at a multiple of `boundary_tokens`. Only a
-    block that is longer than `most_chunk_tokens` is computed in several chunks. Used only with `cuts_at_boundaries`.
+    """True if every chunk that does not reach the end of the prompt ends at a multiple of `boundary_tokens`, unless it
+    lies within a block that is longer than `most_chunk_tokens`. Used only with `cuts_at_boundaries`.
     """
     spares_last_token: bool = False
     """True if a prompt whose last token ends a block has its last chunk boundary one block earlier."""
@@ -246,8 +246,9 @@ class Settings:
     instead of at its end. Hits end there if their last block is computed again (`drops_last_hit`).
     """
     marks_tails: FeatureFlag = False
-    """True if a block of full attention that contains the last hash boundary of a prompt, but is not full, goes to the
-    tail of the free queue when it is freed.
+    """True if a freed block of full attention goes to the tail of the free queue although it is only partly full,
+    provided that the last full hash of a prompt ends in it. Hashes cover equal numbers of tokens; see
+    `Group.hashes_per_block`.
 
     Without this rule, such a block may go to the head of the queue, because it has no key.
     """
@@ -315,7 +316,9 @@ class Settings:
     rows.
     """
     most_memory_rows: int = 0
-    """Largest number of rows in `Engine.memory_rows` with which a step may begin. With more, the slice ends."""
+    """Largest number of rows in `Engine.memory_rows` with which a step may begin. With more, the current slice of the
+    run ends first, so that the caller reads the rows.
+    """
     most_schedule_rows: int = 0
     most_rows_before_load: int = 0
     """Largest number of `memory_rows` with which a load from host memory or through a connector may begin."""

@@ -22,10 +22,10 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
     return the number of skipped ones. Each skipped sequence decodes one token, which takes one token of `budget`.
     """
     state, may_skip_decodes = engine.state, engine.settings.may_skip_decodes
-    launched, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
+    last_step, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
     while index < end:
-        if engine.quiet_until[index] <= launched:
-            catch_up(engine, index, launched)
+        if engine.quiet_until[index] <= last_step:
+            catch_up(engine, index, last_step)
             if not (may_skip_decodes and _try_to_skip(engine, index)):
                 break
         index += 1
@@ -54,9 +54,9 @@ def _try_to_skip(engine: Engine, index: int) -> bool:
 
 
 @part
-def catch_up(engine: Engine, index: int, launched: int) -> None:
+def catch_up(engine: Engine, index: int, last_step: int) -> None:
     """Update the sequence at `index` of `Engine.running` as if the scheduler had visited it in every step up to number
-    `launched`. Do nothing if it is not quiet.
+    `last_step`. Do nothing if it is not quiet.
     """
     if engine.quiet_until[index] == 0:
         return
@@ -65,15 +65,15 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
     engine.quiet_until[index] = 0
     state.num_quiet -= 1
     state.quiet_tokens -= sequence.computed - since
-    processed = max(launched - state.num_in_flight, since)
-    sequence.computed += launched - since
+    processed = max(last_step - state.num_in_flight, since)
+    sequence.computed += last_step - since
     sequence.num_tokens += processed - since
     if settings.ahead:
-        sequence.placeholders += launched - processed
+        sequence.placeholders += last_step - processed
     if settings.records_schedule:
-        journal.extend_row(engine, sequence, launched - since)
+        journal.extend_row(engine, sequence, last_step - since)
     place = state.next_launched
-    for _ in range(launched - processed):  # from the newest step on
+    for _ in range(last_step - processed):  # from the newest step on
         place = in_flight.earlier(engine, place)
         step = engine.launched[place]
         engine.emitting[place * settings.max_num_seqs + step.num_emitting] = sequence.number
@@ -83,12 +83,12 @@ def catch_up(engine: Engine, index: int, launched: int) -> None:
 
 
 @part
-def catch_up_from(engine: Engine, first: int, launched: int) -> None:
-    """Apply the steps up to number `launched` that were skipped to all sequences in `Engine.running[first:]`."""
+def catch_up_from(engine: Engine, first: int, last_step: int) -> None:
+    """Apply the steps up to number `last_step` that were skipped to all sequences in `Engine.running[first:]`."""
     state = engine.state
     if state.num_quiet > 0:
         for index in range(first, state.num_running):
-            catch_up(engine, index, launched)
+            catch_up(engine, index, last_step)
 
 
 @part

@@ -58,7 +58,9 @@ class HostSettings:
     is_timed: bool = False
     """True if the engine's clock decides when a copy has ended; False if the caller reports it."""
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the slice ends."""
+    """Largest number of recorded copies with which a step may begin. With more, the current slice of the run ends
+    first, so that the caller reads the rows.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -68,8 +70,8 @@ class HostState:
     num_used: int = 0
     """Number of slots that were ever allocated. While some were not, the next slot in order is allocated."""
     last_evicted: int = 0
-    """Index of the host block evicted last: head of a stack of blocks without contents, linked by `next`. Once all
-    slots were used, the next block is taken from it.
+    """Index of the host block evicted last: head of a stack of blocks without contents, linked by `next`;
+    `NO_HOST_BLOCK` if the stack is empty. Once all slots were used, the next block is taken from it.
     """
     num_free: int = 0
     num_ghosts_used: int = 0
@@ -147,7 +149,7 @@ class Job(Linked):
     """Number of the scheduler's call that decided the copy, counted from 1."""
     awaited_in: int = 0
     """Number, among the scheduler's calls from 1, of the last call whose step had to wait for the copy; 0 if none had
-    to.
+    to. (`awaited_step` is the first step.)
     """
     reported_in: int = 0
     """Number, among the scheduler's calls from 1, of the call with whose output the end of the copy is reported; 0

@@ -94,7 +94,8 @@ class EnginePlan:
     pipeline: Pipeline = _ONE_STAGE
     retention_tokens: int | None = None
     """Number of tokens from one boundary to the next, at which blocks of windows and recurrent states stay in the
-    prefix cache; None if they stay at all block boundaries.
+    prefix cache; 0 if they stay only at the ends of prompts and at junctions (`Sequence.junction`); None if they stay
+    at every multiple of `Settings.cache_tokens`.
     """
     answers: bool = False
     """True if `Driver.advance` returns whenever a request has ended, so that its client can act on the answer."""
@@ -113,7 +114,9 @@ class EnginePlan:
     checking: bool = False
     """True if `Driver.advance` returns after every step, so that the caller can check the bookkeeping."""
     reports: bool = False
-    """True to record the events of SGLang's cache (`RadixTables.events`): evictions, duplicates and retractions."""
+    """True to record the events of SGLang's cache (`RadixTables.events`): evictions, duplicates (slots freed because
+    the tree has their tokens) and retractions.
+    """
     window_tokens: int = 0
     """Number of tokens in the attention window, if SGLang has a separate pool for windows; 0 if not."""
     num_window_units: int = 0
@@ -375,8 +378,8 @@ def _request_drafts(drafts: Drafts | None, size: int, *, compiled: bool) -> Reco
     if drafts is not None:
         accepted, proposed = drafts.accepted, drafts.proposed
         fill(
-            located, 1, first_accepted=accepted.first, num_accepted=accepted.lengths,
-            first_proposed=proposed.first + len(accepted.values), num_proposed=proposed.lengths,
+            located, 1, first_accepted=accepted.first, accepted_length=accepted.lengths,
+            first_proposed=proposed.first + len(accepted.values), proposed_length=proposed.lengths,
         )  # fmt: skip
     return located
 

@@ -92,7 +92,6 @@ class RadixArguments:
 
     # Batches.
     max_running_requests: int = 0
-    """Largest number of requests that run at once."""
     row_pages: int = 0
     """Number of pages in a row of the request table: enough for the longest sequence of the run."""
     chunk_tokens: int = 0
@@ -120,8 +119,8 @@ class RadixArguments:
     ratio_decay: float = 0.0
     """Amount by which a decode step without a retraction lowers `RadixState.ratio`, down to `least_ratio`."""
     retract_steps: int = 0
-    """Number of tokens per remaining request for which a retraction evicts pages from the tree. It also enters the new
-    `RadixState.ratio`.
+    """Number of tokens for each request that continues to run, for which a retraction makes room by evictions from the
+    tree. It also enters the new `RadixState.ratio`.
     """
     most_new_tokens: int = 0
     """Upper bound of the number of output tokens for which admission requires room, per request; SGLang's
@@ -150,11 +149,15 @@ class RadixArguments:
 
     # Recorded rows.
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the slice ends."""
+    """Largest number of recorded copies with which a step may begin. With more, the current slice of the run ends
+    first, so that the caller reads the rows.
+    """
     most_memory_rows: int = 0
     """Capacity of the memory table, in rows."""
     reports: bool = False
-    """True to record evictions, duplicates and retractions in `RadixTables.events`."""
+    """True to record evictions, duplicates (slots freed because the tree has their tokens) and retractions in
+    `RadixTables.events`.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -273,12 +276,14 @@ class RadixState:
     is mixed in.
     """
     window_offset: int = 0
-    """Largest number of window slots that the requests admitted in this pass hold at once, summed over them."""
+    """Sum, over the requests admitted in this pass, of the most window slots that each can hold at once."""
     input_left: int = 0
     chunk_left: int = 0
     num_free_rows: int = 0
     num_held_rows: int = 0
-    """Number of requests admitted in this pass that already have a row."""
+    """Number of requests admitted in this pass that already have a row in the request table, because earlier passes
+    have computed a part of their prompts.
+    """
     admitted_chunked: int = NOT_CHUNKED
     """Number of the request whose prompt is cut, among those admitted in this pass; `NOT_CHUNKED` if there is none."""
     num_needs: int = -1
@@ -384,7 +389,7 @@ class Node(Bucketed):
     """True if the pages of the node have window slots."""
     window_locks: Small = 0
     edge: Small = 0
-    """Number that marks the node as the topmost one whose window slots some request has locked; 0 if it got none.
+    """Unique number of a node that was once the topmost one whose window slots some request locked; 0 for other nodes.
     `Holding.edge` refers to it.
     """
     younger: Small = ROOT
@@ -435,7 +440,7 @@ class Holding:
     """Largest number of leading tokens that the request itself has inserted into the tree since it was admitted."""
     laid_out_tokens: Small = 0
     """Number of the request's tokens when it was last considered for a prefill, mixed into one, or inserted into the
-    tree at its end.
+    tree at its end. Read to estimate how much memory a waiting request needs, before others are preempted for it.
     """
     matched_tokens: Small = 0
     """Number of leading tokens that the last match found, on the device or the host, without the request's last token.

@@ -37,7 +37,9 @@ class Step:
     swapped_out: Small = 0
     swapped_in: Small = 0
     num_admitted: int = 0
-    """Number of requests admitted for the first time. Those of a static batch are added when it ends."""
+    """Number of requests admitted for the first time since the run began, by this step or before it. Those of a static
+    batch are added when it ends.
+    """
     written: int = 0
     padding: int = 0
     useful: int = 0

@@ -79,7 +79,9 @@ class State:
     """Number of requests that were sent since the run began. `Line.arrived` lists these requests."""
     num_arrived: int = 0
     num_admitted: int = 0
-    """Number of requests admitted for the first time. Those of a static batch are added when it ends."""
+    """Number of requests admitted for the first time since the run began. Those of a static batch are added when it
+    ends.
+    """
     num_ended: int = 0
 
     # The queue.
@@ -147,7 +149,7 @@ class State:
     """Number of tokens that the step attends to: the computed tokens of its sequences after the step, summed."""
     attention_pairs: int = 0
     """Number of (query, key) pairs of tokens in attention whose query is a prefill token of the step."""
-    input_tokens: int = 0
+    budget_left: int = 0
     """Number of tokens left of the step's budget, after subtracting those that drafting takes
     (`Settings.draft_budget_tokens`).
     """
@@ -287,8 +289,9 @@ class Sequence(Bucketed):
     `Settings.answers_awaited`.
     """
     computed: Small = 0
-    """Number of tokens scheduled to be computed. With async scheduling, it may exceed `num_tokens`. It is below 0 after
-    more padding drafts were rejected than tokens were computed, see `drafting.commit`.
+    """Number of tokens that are computed or scheduled to be computed. With async scheduling, it may exceed
+    `num_tokens`. It is below 0 after more padding drafts were rejected than tokens were computed, see
+    `drafting.take_drafts`.
     """
     placeholders: Small = 0
     """Number of output tokens that the scheduler expects from steps in flight; vLLM's `num_output_placeholders`."""
@@ -311,8 +314,8 @@ class Sequence(Bucketed):
     the address of the first slot of its extent. For SGLang, its row of the request table.
     """
     num_units: Small = 0
-    """Number of table entries that the sequence got since its admission, null blocks included. With contiguous memory,
-    number of slots of its extent.
+    """Number of entries that the sequence got in its current tables, summed over groups, null blocks included; 0 if it
+    has no tables. With contiguous memory, number of slots of its extent.
     """
     requested: Small = 0
     """Number of slots that the sequence requested for its extent, before the allocator rounded up."""
@@ -351,11 +354,11 @@ class RequestDrafts:
 
     first_accepted: int = 0
     """Index at which the list of numbers of accepted drafts begins."""
-    num_accepted: Small = 0
+    accepted_length: Small = 0
     """Length of the list of numbers of accepted drafts; 0 if all drafts are accepted."""
     first_proposed: int = 0
     """Index at which the list of numbers of proposed drafts begins."""
-    num_proposed: Small = 0
+    proposed_length: Small = 0
     """Length of the list of numbers of proposed drafts; 0 if the configured number of drafts is always proposed."""
 
 
@@ -390,28 +393,32 @@ class Unsure:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Line:
-    """Entries at one index of three independent lists. Each list has room for all requests."""
+    """One entry of each of three independent lists, at the same index. The lists have room for all requests."""
 
     arrived: int = 0
-    """List of sequence numbers in the order in which requests were sent."""
+    """Number of the sequence at this index in the order of sending."""
     ended: int = 0
-    """List of sequence numbers in the order in which sequences ended."""
+    """Number of the sequence at this index in the order of ending."""
     heap: int = 0
-    """Binary heap of the numbers of waiting sequences. Used only with priorities."""
+    """Number of the sequence at this index of the binary heap of waiting sequences. Used only with priorities."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Lists:
-    """Entries at one index of four independent lists of numbers."""
+    """One entry of each of four independent lists, at the same index. These lists have room for the sequences that can
+    run, or have block tables, at the same time; those of `Line`, for all requests.
+    """
 
     order: int = 0
-    """Sequences in the order in which compaction lays them out."""
+    """Number of the sequence at this index of the order in which compaction lays sequences out."""
     preempted: int = 0
-    """Sequences that the step being scheduled has preempted, in order."""
+    """Number of the sequence at this index among those that the step being scheduled has preempted, in order."""
     unsure: int = 0
-    """Sequences that, since the last step, freed slots of tokens that may not have been computed; see `totals`."""
+    """Number of the sequence at this index among those that, since the last step, freed slots of tokens that may not
+    have been computed; see `totals`.
+    """
     free_place: int = 0
-    """Stack of free places: indices of groups of records in `Engine.tables` that no sequence uses."""
+    """Entry of a stack of free places: indices of groups of records in `Engine.tables` that no sequence uses."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -489,7 +496,9 @@ class Table:
     num_held: Small = 0
     """Number of entries that are not null blocks."""
     num_cached: Small = 0
-    """Number of leading entries that prefix caching has processed. Each was put into the cache or left out for good."""
+    """Number of leading entries that prefix caching has processed (vLLM's `num_cached_block`). Each was put into the
+    cache or left out for good.
+    """
     num_removed: Small = 0
     """Number of leading entries that were passed when old states were freed. Used only with `Group.frees_over_gaps`."""
     previous_state: Small = 0
@@ -538,8 +547,8 @@ class Block(Bucketed):
     refs: Small = 0
     """Number of tables that contain the block."""
     cached_in: Small = 0
-    """Value of `State.num_scheduled` when the block got its key. `HAS_TAIL` if it has no key, but contains the last
-    hash boundary of a prompt.
+    """Value of `State.num_scheduled` when the block got its key. `HAS_TAIL` if it has no key, but the last full hash of
+    a prompt ends in it; see `Settings.marks_tails`.
     """
     key: int = 0
     """Key of the prefix that the block holds; `NO_KEY` if it holds none."""

@@ -60,7 +60,7 @@ def schedule(engine: Engine) -> None:
     if engine.settings.encoder_tokens > 0:
         encoder_cache.begin_step(engine)
     state.has_chunk = False
-    state.input_tokens = engine.settings.max_num_batched_tokens
+    state.budget_left = engine.settings.max_num_batched_tokens
     budget = engine.rules.fill_step(engine)
     assert 0 <= budget <= engine.settings.max_num_batched_tokens
     state.num_tokens_in_batch = engine.settings.max_num_batched_tokens - budget
@@ -103,8 +103,8 @@ def update(engine: Engine) -> None:
     for index in range(first, first + engine.launched[launched].num_emitting):
         sequence = engine.sequences[engine.emitting[index]]
         if settings.encoder_tokens > 0:
-            wrong = drafting.num_rejected(engine, sequence, index)
-            num_settled = encoder_cache.settle(engine, launched, num_settled, sequence.number, wrong)
+            rejected = drafting.num_rejected(engine, sequence, index)
+            num_settled = encoder_cache.settle(engine, launched, num_settled, sequence.number, rejected)
         # The sequence may have ended after this step was scheduled ahead: its token is discarded.
         if sequence.status in (FINISHED, ABORTED):
             continue
@@ -500,7 +500,7 @@ def _commit(engine: Engine) -> None:
             engine.emitting[first + num_emitting] = sequence.number
             if settings.num_drafts > 0:
                 is_new = index >= state.num_listed - state.num_new_seqs
-                engine.emitting_drafts[first + num_emitting] = drafting.commit(engine, sequence, is_new)
+                engine.emitting_drafts[first + num_emitting] = drafting.take_drafts(engine, sequence, is_new)
             num_emitting += 1
             if settings.ahead:
                 sequence.placeholders += 0 if settings.num_drafts > 0 else 1
@@ -547,7 +547,7 @@ def _drop_ended(engine: Engine) -> None:
 
 @part
 def num_running(engine: Engine) -> int:
-    """Return the number of running sequences."""
+    """Return `State.num_running`, as `Scheduler.num_running`."""
     return engine.state.num_running
 
 

@@ -37,7 +37,7 @@ FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 NO_KEY = -(1 << 63)
 """Value of `Block.key` of a block that holds no prefix."""
 HAS_TAIL = -1
-"""Value of `Block.cached_in` of a block without a key that contains the last hash boundary of a prompt; see
+"""Value of `Block.cached_in` of a block without a key in which the last full hash of a prompt ends; see
 `Settings.marks_tails`.
 """
 

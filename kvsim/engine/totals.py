@@ -3,8 +3,10 @@
 The row of every step has these totals. The share of the pool in each slot state (used, reserved, wasted and so on) is
 calculated from them and from the expired slots (`groups.expired_slots`):
 
-useful      slots that are written, or will be before their sequence ends written     slots with computed tokens
-rounding    slots that were allocated beyond those requested shared      written slots that another table contains, too
+useful      slots that are written, or will be before their sequence ends
+written     slots with computed tokens
+rounding    slots that were allocated beyond those requested
+shared      written slots that another table contains, too
 
 If layers of several kinds share the pool, a slot is a byte. A token takes the bytes of its layers, a recurrent state
 its size in bytes. Bytes of a block that no page fills count as requested, but not as useful.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-MOST_NESTED = 1 << 21
+MOST_CONTAINERS = 1 << 21
 """Largest number of lists and objects in a JSON text. Each takes some hundred bytes of memory when parsed."""
 MOST_VALUES = 1 << 24
 """Largest number of commas in a JSON text, which bounds the number of its values. Commas in strings count too."""
@@ -32,14 +32,14 @@ def parse(
 
 
 def check_limits(text: str) -> None:
-    """Check that a JSON text has no more than `MOST_NESTED` lists and objects, and `MOST_VALUES` commas.
+    """Check that a JSON text has no more than `MOST_CONTAINERS` lists and objects, and `MOST_VALUES` commas.
 
     Raises:
         ValueError: it has more.
     """
-    num_nested = text.count("[") + text.count("{")
-    if num_nested > MOST_NESTED:
-        raise ValueError(f"it has {num_nested:,} lists and objects, more than {MOST_NESTED:,}")
+    num_containers = text.count("[") + text.count("{")
+    if num_containers > MOST_CONTAINERS:
+        raise ValueError(f"it has {num_containers:,} lists and objects, more than {MOST_CONTAINERS:,}")
     num_values = text.count(",")
     if num_values > MOST_VALUES:
         raise ValueError(f"it has {num_values:,} values, more than {MOST_VALUES:,}")

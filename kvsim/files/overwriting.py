@@ -27,7 +27,9 @@ from kvsim.files.json_text import parse
 from kvsim.files.marks import maker_of
 
 _DESCRIBED_BYTES = 1 << 20
-"""Largest number of bytes that are read of a changed `meta.json`, an event log's first line, or a figure's text."""
+"""Largest number of bytes that are read of a changed `meta.json`, of an event log's first line, or of the text file
+that describes a figure.
+"""
 _RECORDING_FILES = frozenset((META, *(f"{name}.parquet" for name in TABLES)))
 _REPORT = "report.html"
 _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))
@@ -82,7 +84,7 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
 def check_ending(path: str | os.PathLike[str], what: str, *endings: str) -> None:
     """Check that the name of a file ends in one of `endings`, such as `.svg`; upper and lower case are the same.
 
-    An empty ending allows a name without one. `what` is in the file, for the message.
+    An empty ending allows a name without one. `what` says, for the message, what the file contains, such as "a figure".
 
     Raises:
         UsageError: the name has another ending.
@@ -112,7 +114,9 @@ def replacing_folder(path: str | os.PathLike[str], command: str, *, overwrite: b
 
 
 def description(text: bytes) -> str:
-    """Return a line with a digest of a figure's text. The figure's file has this line, so that edits are detected."""
+    """Return a line with a digest of `text`, the contents of the text file that describes a figure. The figure's file
+    has this line, so that edits of the text are detected.
+    """
     return f"kvsim, described in {hashlib.blake2b(text, digest_size=16).hexdigest()}"
 
 

@@ -102,7 +102,7 @@ class SlotTotals(NamedTuple):
     """
 
     free: Any
-    """Number of slots in no table."""
+    """Number of slots in no table, cached ones included."""
     cached: Any
     """Number of slots in no table that hold a cached prefix."""
     unusable: Any

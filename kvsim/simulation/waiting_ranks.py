@@ -56,7 +56,7 @@ class WaitingRanks:
 
     def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
         """Take part in a step without a batch. If the ranks sleep, wait until a request is sent to one."""
-        if not self._awake and rank.driver.has_sent():
+        if not self._awake and rank.driver.awaits_arrivals():
             self._wake_all()
         if self._awake:
             step = RankStep(IDLE_STEP, rank.driver.host_s, has_batch=False, has_requests=False)

@@ -33,7 +33,7 @@ FIRST = '{"timestamp": 0, "input_length": 10, "output_length": 5, "x": '
     ],
 )
 def test_what_unfolds_to_too_much_is_not_begun(monkeypatch: pytest.MonkeyPatch, text: str, sentence: str) -> None:
-    monkeypatch.setattr(json_text, "MOST_NESTED", 5)
+    monkeypatch.setattr(json_text, "MOST_CONTAINERS", 5)
     monkeypatch.setattr(json_text, "MOST_VALUES", 8)
     monkeypatch.setattr(json, "loads", None)
     with pytest.raises(ValueError, match=sentence):
@@ -67,7 +67,7 @@ BOMBS = {
 def test_no_reader_unfolds_what_is_too_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], object], bomb: str
 ) -> None:
-    monkeypatch.setattr(json_text, "MOST_NESTED", 2_000)
+    monkeypatch.setattr(json_text, "MOST_CONTAINERS", 2_000)
     monkeypatch.setattr(json_text, "MOST_VALUES", 20_000)
     monkeypatch.setattr(json_list, "_AT_ONCE", 1_000)
     file = tmp_path / "config.json"
