@@ -125,11 +125,11 @@ def _after_step(engine: Engine) -> int:
 
 @part
 def next_moment(engine: Engine) -> int:
-    """Do the next part of a call of vLLM's engine: schedule a step, or process the output of the oldest step in flight.
-    Return `SCHEDULED` or `UPDATED`; `IDLE` if there is neither work to schedule nor a step in flight.
+    """Schedule a step or process the output of the oldest step in flight: the one that vLLM's engine does next. Return
+    `SCHEDULED` or `UPDATED`; `IDLE` if there is neither work to schedule nor a step in flight.
 
-    One call of vLLM's engine has both parts: it schedules a step if there is work, and then processes an output, unless
-    it may schedule another step first (`Scheduler.awaits_output`).
+    One call of vLLM's engine does both: it schedules a step if there is work, and then processes an output, unless it
+    may schedule another step first (`Scheduler.awaits_output`).
     """
     state = engine.state
     if not state.awaiting and engine.scheduler.has_work(engine):

@@ -175,8 +175,8 @@ class ConnectorTables(NamedTuple):
     bad_blocks: Records[BadBlock]
     """Blocks that failed to load and are not reported yet."""
     marks: Numbers
-    """For each block, by its id: 1 if the block is bad, 2 if a sequence with the block was already cut, otherwise 0.
-    All are 0 except while an output is processed; see `failed_loads`.
+    """Mark of each block, by its id: 1 if the block is bad, 2 if a sequence with the block was already cut, otherwise
+    0. All are 0 except while an output is processed; see `failed_loads`.
     """
     errors: Numbers
     """Numbers of the sequences that end with an error with the output being processed, because their load failed."""
