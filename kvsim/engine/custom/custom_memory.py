@@ -26,6 +26,8 @@ from kvsim.policies.custom import ServedRequest, shares_prefixes
 Answer = TypeVar("Answer")
 
 _NO_REQUEST = _WHOLE_TABLE = -1
+_FIRST_ADDRESS = 1
+"""Address of unit 0 in a recording, because the first block that vLLM allocates is block 1."""
 
 
 @dataclass(slots=True)
@@ -207,7 +209,7 @@ def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) 
     sequence.room_tokens = len(table) * unit_tokens
     first_new = before + len(found)
     for position, unit, length in _runs(table[first_new:], first_new):
-        journal.append_extent(engine, sequence, position, unit + 1, length, length, 1)
+        journal.append_extent(engine, sequence, position, _FIRST_ADDRESS + unit, length, length, 1)
     return True
 
 
@@ -221,7 +223,7 @@ def _hold_found(engine: Engine, sequence: Sequence, found: list[int]) -> None:
             engine.groups[0].num_duplicate_entries += 1
         refs[unit] += 1
     for position, unit, length in _runs(found, 0):
-        _write(engine, MemoryKind.SHARE, sequence.number - 1, position, unit, length)
+        _write(engine, MemoryKind.SHARE, sequence.number - 1, position, _FIRST_ADDRESS + unit, length)
 
 
 def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
@@ -263,21 +265,21 @@ def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: 
     prefix are then recorded as evicted.
     """
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
-    _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE - 1, len(table), num_kept)
+    _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE, len(table), num_kept)
     _write_evicted(engine, [unit for unit, kept in zip(table[:num_kept], keeps, strict=False) if not kept])
 
 
 def _write_evicted(engine: Engine, units: list[int]) -> None:
     for position, unit, length in _runs(units, 0):
-        _write(engine, MemoryKind.EVICT, _NO_REQUEST, position, unit, length)
+        _write(engine, MemoryKind.EVICT, _NO_REQUEST, position, _FIRST_ADDRESS + unit, length)
 
 
 def _write(
-    engine: Engine, kind: MemoryKind, request: int, position: int, unit: int, length: int, cached: int = 0
+    engine: Engine, kind: MemoryKind, request: int, position: int, address: int, length: int, cached: int = 0
 ) -> None:
-    """Append a row to the memory table. The address of a unit is its number plus 1, because vLLM's first block is 1."""
+    """Append a row to the memory table, if this is recorded. `request` is the request's row in the workload."""
     if engine.settings.records_memory:
-        journal.write(engine, int(kind), 0, request, position, unit + 1, length, length, cached, 1)
+        journal.write(engine, int(kind), 0, request, position, address, length, length, cached, 1)
 
 
 def _rules(engine: Engine) -> MemoryRules:

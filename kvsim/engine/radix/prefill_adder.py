@@ -25,6 +25,8 @@ _IGNORE_EOS_RESERVE_TOKENS = 1
 """Number of slots that must stay free for each request that has not ended, if requests ignore stop tokens; see
 `_add_one_req_ignore_eos`.
 """
+_SHORT_OF_MEMORY, _OVER_BUDGET = -1, 0
+"""Results of `_select_prefill_admission` for a request that does not fit. The verdicts are `NO_TOKEN` and `OTHER`."""
 
 
 @part
@@ -161,7 +163,7 @@ def add_one_req(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
             num_tokens = _select_prefill_admission(engine, sequence, has_chunked)
     if num_tokens <= 0:
         tree_nodes.dec_lock_ref(engine, holding.node, edge)
-        return NO_TOKEN if num_tokens < 0 else OTHER
+        return NO_TOKEN if num_tokens == _SHORT_OF_MEMORY else OTHER
     holding.lock, holding.edge = holding.node, edge
     _begin_request(engine, sequence, num_tokens)
     return budget_state(engine)
@@ -190,27 +192,28 @@ def _load_back(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: bool) -> int:
-    """Return the number of tokens of a waiting request's first prefill. If the request does not fit, return -1 for the
-    verdict `NO_TOKEN` or 0 for `OTHER`. For `has_chunked`, see `add_one_req`.
+    """Return the number of tokens of a waiting request's first prefill; `_SHORT_OF_MEMORY` or `_OVER_BUDGET` if the
+    request does not fit. For `has_chunked`, see `add_one_req`.
     """
     settings, radix, unit = engine.radix.settings, engine.radix.state, engine.settings.unit_tokens
     holding = engine.radix.holdings[sequence.number]
     num_tokens = sequence.num_tokens - holding.prefix_tokens
     most_new = min(max(holding.limit - num_outputs(sequence), 0), settings.most_new_tokens)
     if not num_tokens + most_new + unit < rem_total_tokens(engine):
-        return -1
+        return _SHORT_OF_MEMORY
     num_tokens -= holding.host_tokens  # these take slots, but are loaded instead of computed
     whole, begin = token_slots.ceil_tokens(engine, num_tokens), holding.prefix_tokens + holding.host_tokens
     chunk_left = _fit_windows(engine, whole, most_new) if tree_windows.has_windows(engine) else _most_at_once(engine)
     if chunk_left <= 0:
-        return -1
-    if settings.chunk_tokens == 0:
-        return 0 if engine.state.num_listed > 0 and whole >= radix.input_left else num_tokens
+        return _SHORT_OF_MEMORY
+    if settings.chunk_tokens == 0:  # only the first prompt of a batch may exceed the budget
+        return _OVER_BUDGET if engine.state.num_listed > 0 and whole >= radix.input_left else num_tokens
     if whole <= chunk_left:
         return num_tokens
     if has_chunked and settings.order == SHORTEST_PREFILL_FIRST:
-        return 0
-    return max((begin + chunk_left // unit * unit) // unit * unit - begin, 0)
+        return _OVER_BUDGET
+    # The chunk ends with a whole page.
+    return max((begin + chunk_left // unit * unit) // unit * unit - begin, _OVER_BUDGET)
 
 
 @part

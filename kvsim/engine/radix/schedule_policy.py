@@ -147,9 +147,10 @@ def _sort_by_dfs_weight(engine: Engine) -> None:
     node = ROOT
     while True:
         child = _take_heaviest_child(engine, node)
-        if child != ROOT:
+        if child != ROOT:  # go down
             node = child
             continue
+        # All subtrees below the node were visited: list its own requests, reset its fields, and go up.
         number = nodes[node].first_waiting
         while number != HEAD:
             order[size] = number
@@ -177,7 +178,7 @@ def _weigh(engine: Engine, number: int) -> None:
     while node != ROOT:
         nodes[node].weight += 1
         parent = nodes[node].parent
-        if nodes[node].weight == 1:
+        if nodes[node].weight == 1:  # the first request below the node: add it to the children of its parent to visit
             nodes[node].next_sibling, nodes[parent].first_child = nodes[parent].first_child, node
         node = parent
 
@@ -195,7 +196,7 @@ def _take_heaviest_child(engine: Engine, parent: int) -> int:
         if found == ROOT or is_heavier:
             found, before_found = child, before
         before, child = child, one.next_sibling
-    if found != ROOT:
+    if found != ROOT:  # unlink it from the children to visit
         if before_found == ROOT:
             nodes[parent].first_child = nodes[found].next_sibling
         else:
