@@ -135,6 +135,12 @@ def after_update(engine: Engine) -> None:
     """Abort the sequences in `ConnectorTables.errors`, whose loads failed. Then end the transfers whose end is reported
     with the output just processed.
     """
+    _abort_failed(engine)
+    _end_reported(engine)
+
+
+@part
+def _abort_failed(engine: Engine) -> None:
     connector = engine.connector
     for index in range(connector.state.num_errors):
         sequence = engine.sequences[connector.errors[index]]
@@ -145,8 +151,13 @@ def after_update(engine: Engine) -> None:
         connector.transfers[sequence.number].is_error = True
         scheduler.end(engine, sequence, ABORTED, engine.state.host_s)
     connector.state.num_errors = 0
-    num_due = 0
-    while num_due < connector.state.num_reports:
+
+
+@part
+def _end_reported(engine: Engine) -> None:
+    """End the transfers whose end is reported with the output just processed, and remove their reports."""
+    connector, num_due = engine.connector, 0
+    while num_due < connector.state.num_reports:  # reports are in the order of their steps
         report = connector.reports[num_due]
         if report.reported_in > engine.external.state.num_updates:
             break

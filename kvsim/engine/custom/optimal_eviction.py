@@ -1,9 +1,9 @@
 """Belady's rule over the known requests: evict the cached block whose next use is farthest in the future.
 
-Requests are ordered by their expected admission; preempted requests come before all others. The next use of a block is
-the first request in this order that is not admitted yet and whose prompt begins with the block's prefix. A block has no
-next use if there is no such request, or if another cached block holds the same prefix. Among blocks with the same next
-use, the one with the longest prefix is evicted first.
+Requests are ordered by their expected admission. The next use of a block is the first request in this order that was
+never admitted and whose prompt begins with the block's prefix. A block has no next use if there is no such request, or
+if another cached block holds the same prefix. Preempted requests are admitted before all others, so blocks that they
+can hit are evicted last. Among blocks with the same next use, the one with the longest prefix is evicted first.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 from kvsim.engine import waiting_queue
 from kvsim.engine.paged import prefix_hits
+from kvsim.engine.paged.block_pool import NULL_BLOCK
 from kvsim.engine.records import Sequence
 from kvsim.engine.state import NO_KEY, PREEMPTED, WAITING, Engine, table_of
 
@@ -53,26 +54,32 @@ class OptimalEviction:
             block = self._without_prefix.pop()
             if engine.blocks[block].refs == 0 and engine.blocks[block].key == NO_KEY:
                 return block
+        block, needed_soon = self._pop_farthest(engine)
+        if block == NULL_BLOCK:
+            assert needed_soon, "no free block keeps a prefix"
+            block = min(needed_soon, key=lambda each: (-self._end_tokens[each], each))
+            needed_soon.remove(block)
+        for other in needed_soon:
+            self._push(engine, other)
+        self._forget(engine, block, engine.blocks[block].key)
+        return block
+
+    def _pop_farthest(self, engine: Engine) -> tuple[int, list[int]]:
+        """Remove candidates from the heap up to the first one that no preempted request can hit. Return this block, or
+        `NULL_BLOCK` if there is none, and the list of the blocks removed before it.
+        """
         awaited, needed_soon = self._keys_of_preempted(engine), []
         while self._free:
             use, end, block, key = heappop(self._free)
             if engine.blocks[block].refs > 0 or engine.blocks[block].key != key:
-                continue
+                continue  # the block is in use or was evicted
             if (-use, -end) != self._next_use_and_end(engine, block, key):
-                self._push(engine, block)
+                self._push(engine, block)  # its next use has changed
             elif key in awaited:
-                needed_soon.append((end, block))
+                needed_soon.append(block)
             else:
-                break
-        else:
-            assert needed_soon, "no free block keeps a prefix"
-            needed_soon.sort(reverse=True)
-            _, block = needed_soon.pop()
-            key = engine.blocks[block].key
-        for _, other in needed_soon:
-            self._push(engine, other)
-        self._forget(engine, block, key)
-        return block
+                return block, needed_soon
+        return NULL_BLOCK, needed_soon
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int) -> None:
         """Add the block in entry `index` of the sequence's table in `group`, which was put into the prefix cache."""

@@ -61,6 +61,7 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     radix.matched_pages, radix.host_node = 0, ROOT
     if num_pages == 0:
         return ROOT
+    # Go down the path. `found` is the last node at which a hit may end, because enough tokens before have windows.
     node, depth, found, num_live = ROOT, 0, ROOT, NEVER
     while depth < num_pages:
         child = find_child(engine, sequence, depth)
@@ -79,11 +80,11 @@ def match_prefix(engine: Engine, sequence: Sequence, num_tokens: int) -> int:
     tree_windows.touch(engine, node)
     radix.last_stamp += _TICK
     ancestor, stamp = node, radix.last_stamp
-    while ancestor != ROOT:
+    while ancestor != ROOT:  # stamp the hit
         engine.radix.nodes[ancestor].accessed = stamp
         stamp -= 1
         ancestor = engine.radix.nodes[ancestor].parent
-    while node != ROOT and not engine.radix.nodes[node].is_on_device:
+    while node != ROOT and not engine.radix.nodes[node].is_on_device:  # the host's part of the hit is its end
         node = engine.radix.nodes[node].parent
     evictable_leaves.update(engine, node)
     return node
