@@ -16,7 +16,9 @@ def ask(place: str, arguments: Sequence[str], folder: str, environment: Mapping[
         server.connect(place)
         socket.send_fds(server, [json.dumps(request).encode()], streams)
         server.shutdown(socket.SHUT_WR)
-        return int(server.recv(16))
+        code = server.recv(16)
+    assert code, f"the process that forks has ended: {place.rpartition('/')[0]}/log says why"
+    return int(code)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,8 @@ from kvsim_tui.widgets.panel import Panel
 from kvsim_tui.widgets.pool_view import PoolView
 from kvsim_tui.widgets.timeline_chart import GUTTER, TimelineChart
 from kvsim_tui.widgets.waiting_list import Queue
+
+from ..thinned import one_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -544,11 +547,11 @@ async def test_control_c_leaves(make_app: Callable[..., KvsimApp], paged: Record
         assert app._leaving
 
 
-@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
-@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize("drawn_in", one_of(2, product([False, True], [60, 80, 100, 120, 200])), ids=str)
 async def test_the_footer_cuts_no_key(
-    make_app: Callable[..., KvsimApp], paged: Recording, width: int, ascii_only: bool
+    make_app: Callable[..., KvsimApp], paged: Recording, drawn_in: tuple[bool, int]
 ) -> None:
+    ascii_only, width = drawn_in
     app = make_app(paged, ascii=ascii_only)
     async with app.run_test(size=(width, 30)) as pilot:
         await wait_until_drawn(pilot)
