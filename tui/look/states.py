@@ -149,7 +149,7 @@ class Symbols:
     up: str
     """Nine characters, from empty to full, that grow from the bottom."""
     right: str
-    """Nine characters, from empty to full, that grow from the left. Empty if bars are drawn with `states` instead."""
+    """Nine characters, from empty to full, that grow from the left. Empty if bars have whole characters only."""
     dot: str
     dash: str
     arrow: str

@@ -26,7 +26,10 @@ def bytes_text(num_bytes: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in percent with one decimal: `<0.1%` if it would be rounded to 0, `0.0%` if `whole` is 0."""
+    """Return a share in percent with one decimal; `0.0%` if `whole` is 0.
+
+    A share above 0 that would be rounded to 0 is `<0.1%`.
+    """
     share = 100 * part / whole if whole else 0.0
     if 0 < share < 0.05:
         return "<0.1%"
@@ -76,7 +79,7 @@ def _three_digits(value: float, unit: str) -> str:
 
 
 def milliseconds(time_s: float) -> str:
-    """Return a time in whole milliseconds, or from one second on in seconds; a dash for NaN."""
+    """Return a time below one second in whole milliseconds, a longer one in seconds; a dash for NaN."""
     if math.isnan(time_s):
         return "-"
     return f"{time_s:,.2f} s" if time_s >= 1 else f"{time_s * 1e3:,.0f} ms"

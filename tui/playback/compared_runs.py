@@ -52,7 +52,7 @@ class ComparedRuns:
         """`labels` name the runs, by default after their policies. Playback begins at `at_s`, or at the first frame if
         that is None.
 
-        The shortest run comes first. Without `fastest_first`, runs keep the order of `recordings`.
+        If `fastest_first`, the shortest run comes first; otherwise runs keep the order of `recordings`.
 
         Raises:
             RecordingError: there is no recording, or one has no steps.
@@ -98,7 +98,7 @@ class ComparedRuns:
             lane.session.show()
 
     def follow(self, name: str | None) -> None:
-        """Follow the request with the id `name` in every run that has it. None follows no request."""
+        """Follow the request with the id `name` in every run that has it. If `name` is None, follow no request."""
         for lane in self.lanes:
             rows = np.flatnonzero(lane.session.recording.requests.id == (name or ""))
             lane.session.followed = int(rows[0]) if len(rows) else None

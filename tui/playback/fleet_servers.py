@@ -313,5 +313,5 @@ class FleetServers:
 
 
 def shown_name(folder: str) -> str:
-    """Return the name of a server from the name of its recording's folder: `3` becomes `server 3`."""
+    """Return the name of a server from the name of its recording's folder: `3` becomes `server 3`, others stay."""
     return f"server {folder}" if folder.isdecimal() else printable(folder)

@@ -187,14 +187,17 @@ class Session:
         return len(self.slots) > 0
 
     def filter_events(self, which: EventFilter) -> None:
-        """Restrict the event list and the jumps to the events that `which` selects."""
+        """Restrict the event list and the jumps to the events that `which` selects.
+
+        If `which` is `ALL`, jumps stop at notable events only.
+        """
         self.event_filter = which
         self.listed_events = self.events_through(which)
         jumps = self.events.notable if which is EventFilter.ALL else self.listed_events
         self.player.notable = jumps.frame
 
     def events_through(self, which: EventFilter) -> Events:
-        """Return the events that `which` selects."""
+        """Return the events that `which` selects. `FOLLOWED` selects none if no request is followed."""
         if which is EventFilter.ALL:
             return self.events
         if which is EventFilter.FOLLOWED and self.followed is not None:
@@ -224,7 +227,7 @@ class Session:
 
     @property
     def unit_name(self) -> str:
-        """ "block" or "slot", as the engine calls a unit of its pool."""
+        """Name of a unit of the pool: "block" if it has room for several tokens, otherwise "slot"."""
         return "block" if self.replay.unit_tokens > 1 else "slot"
 
     @property

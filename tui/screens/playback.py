@@ -156,7 +156,10 @@ class PlaybackScreen(Transport):
         self.notify("Watch one run to see its memory by owner.", timeout=3)
 
     def action_follow_next(self, direction: int) -> None:
-        """Follow the next (1) or previous (-1) running or waiting request. Begin with the newest running one."""
+        """Follow the next (1) or previous (-1) running or waiting request.
+
+        If none is followed, follow the newest running request, or the first waiting one if none runs.
+        """
         session = next(iter(self.sessions()))
         requests = [*session.replay.live_requests().tolist(), *session.replay.waiting_requests().tolist()]
         if not requests:

@@ -136,7 +136,7 @@ class Watch(PlaybackScreen):
     def action_filter(self) -> None:
         """List the events of the next `EventFilter` that selects any event.
 
-        Keys that jump to events stop only at the listed ones.
+        Keys that jump to events stop at the listed ones; if all events are listed, only at the notable ones.
         """
         filters = [each for each in EventFilter if each is EventFilter.ALL or len(self.session.events_through(each))]
         current = filters.index(self.session.event_filter) if self.session.event_filter in filters else -1
