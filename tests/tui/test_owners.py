@@ -16,7 +16,8 @@ from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.free_queue import next_units
 from kvsim_tui.pool.paint import FOLLOWED, FOLLOWED_SHARED, NEXT, PARTLY
 from kvsim_tui.widgets.below_pool import BelowPool
-from kvsim_tui.widgets.owner_strips import MAX_IN_PHYSICAL_ORDER, OwnerStrips, _OwnerLine, _without_split_groups
+from kvsim_tui.widgets.owner_lines import OwnerLine, line_of_request, lines_of_group, without_split_groups
+from kvsim_tui.widgets.owner_strips import MAX_IN_PHYSICAL_ORDER, OwnerStrips
 from kvsim_tui.widgets.pool_view import PoolView
 
 if TYPE_CHECKING:
@@ -144,12 +145,12 @@ async def test_who_holds_most_is_told_with_what_it_shares_and_what_comes_free(
 
 def test_no_group_is_parted_that_fits_a_column() -> None:
     none = np.zeros(len(SlotState), np.int64)
-    alone = _OwnerLine("a", "1", none)
+    alone = OwnerLine("a", "1", none)
     pair = OwnerGroup(owners=(), num_shared=1, shared=none)
-    group = [_OwnerLine("2 share", "1", none, edge="╭", group=pair), *[_OwnerLine("b", "1", none, edge="│")] * 3]
-    lines = _without_split_groups([alone] * 3 + group + [alone], 5)
+    group = [OwnerLine("2 share", "1", none, edge="╭", group=pair), *[OwnerLine("b", "1", none, edge="│")] * 3]
+    lines = without_split_groups([alone] * 3 + group + [alone], 5)
     assert [line.name for line in lines] == ["a"] * 3 + [""] * 2 + ["2 share", "b", "b", "b", "a"]
-    assert _without_split_groups(group, 3) == group, "it does not fit"
+    assert without_split_groups(group, 3) == group, "it does not fit"
 
 
 async def test_many_requests_are_shown_by_owner_first_and_v_changes_it(
@@ -196,7 +197,9 @@ async def test_a_followed_request_has_its_own_strip_in_a_folded_group(
         strips = app.query_one(OwnerStrips)
         for row in (0, 1):
             strips.session.followed = row
-            assert strips.session.request_name(row) in [line.name for line in strips._lines_of(group, ("", "", ""), 3)]
+            assert strips.session.request_name(row) in [
+                line.name for line in lines_of_group(strips.session, group, ("", "", ""), 3)
+            ]
 
 
 async def test_what_asks_for_places_shows_physical_order(
@@ -246,7 +249,7 @@ async def test_bars_of_unequal_requests_are_unequal(
         most = max(int(owner.slots.sum()) for owner in owners)
         lengths = []
         for owner in owners:
-            bar = list(strips._bar(strips._line(owner, " "), 23, most))
+            bar = list(strips._bar(line_of_request(strips.session, owner, " "), 23, most))
             void = app.symbols.palette.void
             filled = [
                 app.symbols.right.index(cell.text) if cell.style.bgcolor.get_truecolor().hex == void else EIGHTHS

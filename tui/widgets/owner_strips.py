@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
@@ -15,16 +14,17 @@ from textual.strip import Strip
 
 from kvsim.memory.waste import SlotState
 
-from ..facts.owners import Owner, OwnerGroup, holdings, owners_line
+from ..facts.owners import holdings, owners_line
 from ..look.stack import EIGHTHS, stacked
 from ..look.states import STACK
 from ..look.wording import ending, plural
 from ..pool.colors import paint_of
 from ..pool.paint import EMPTY, SHARED, paint_colors
+from .owner_lines import OwnerLine, fitting_lines
 from .panel import Panel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from textual import events
 
@@ -42,33 +42,6 @@ _NAME, _TOKENS = 11, 7
 """Widths in characters of the columns for the name of a request and for its tokens."""
 _LEAST_BAR, _GAP = 10, 2
 """Smallest width of a bar, and width of the gap between two columns of strips, in characters."""
-_MOST_MEMBERS = (1 << 30, 16, 12, 8, 6, 5, 4, 3, 2, 1, 0)
-"""Limits on how many requests of a group get their own strips. The first limit with which all strips fit is used."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _OwnerLine:
-    """Content of a strip: one request, the shared units of a group, several requests together, or nothing."""
-
-    name: str
-    """Name of a request, or words about several requests."""
-    figure: str
-    """Number of tokens as text; empty in a blank line."""
-    slots: Slots
-    edge: str = " "
-    """Character of the bracket around a group; a space for a request alone."""
-    owners: tuple[Owner, ...] = ()
-    """Requests of the strip; empty for the shared units of a group, and in a blank line."""
-    num_tokens: int = 0
-    num_shared_slots: int = 0
-    """Number of slots that the request shares with its group. The bar begins with this much empty space."""
-    group: OwnerGroup | None = None
-    """Group whose shared units the strip shows; None for a strip of requests."""
-
-    @property
-    def request(self) -> int | None:
-        """Row of the request, if the strip shows a single one; otherwise None."""
-        return self.owners[0].request if len(self.owners) == 1 else None
 
 
 class OwnerStrips(Panel):
@@ -103,7 +76,8 @@ class OwnerStrips(Panel):
             self._requests, self._drawn, self.scale = {}, set(), ""
             return [summary][:height]
         most_columns = max((width + _GAP) // (_NAME + _TOKENS + _LEAST_BAR + _GAP), 1)
-        lines, num_columns = self._fitting_lines(found, room, most_columns)
+        edges = ("+", "|", "+") if self.symbols.ascii else ("╭", "│", "╰")
+        lines, num_columns = fitting_lines(self.session, found, room=room, most_columns=most_columns, edges=edges)
         self._column_width = (width + _GAP) // num_columns
         bar = self._column_width - _GAP - _NAME - _TOKENS
         most = max((line.num_shared_slots + int(line.slots.sum()) for line in lines), default=1)
@@ -131,55 +105,7 @@ class OwnerStrips(Panel):
         )
         self.border_title = next((title for title in titles if len(title) <= room), titles[-1])
 
-    def _fitting_lines(self, found: Sequence[OwnerGroup], room: int, most_columns: int) -> tuple[list[_OwnerLine], int]:
-        """Return the lines of all groups, and the number of columns in which they are drawn, at most `most_columns`.
-
-        A column has `room` lines. As many requests of each group as fit have their own lines. If not even the groups
-        fit, the last line is for all remaining requests together.
-        """
-        edges = ("+", "|", "+") if not self.symbols.right and self.symbols.ascii else ("╭", "│", "╰")
-        for most_members in _MOST_MEMBERS:
-            strips = [line for holding in found for line in self._lines_of(holding, edges, most_members)]
-            lines = _without_split_groups(strips, room)
-            if len(lines) <= most_columns * room:
-                break
-        num_columns = min(max(-(-len(lines) // room), 1), most_columns)
-        return (
-            _with_last_line_folded(lines, num_columns * room) if len(lines) > num_columns * room else lines
-        ), num_columns
-
-    def _lines_of(self, holding: OwnerGroup, edges: tuple[str, str, str], most_members: int) -> Iterator[_OwnerLine]:
-        if len(holding.owners) == 1:
-            yield self._line(holding.owners[0], " ")
-            return
-        top, side, bottom = edges
-        words, tokens = f"{len(holding.owners):,} share", int(holding.shared[SlotState.TOKEN])
-        # Without strips of requests, the bar of the shared units goes on with the units of all requests.
-        slots = holding.shared + (0 if most_members else sum(owner.slots for owner in holding.owners))
-        yield _OwnerLine(words, f"{tokens:,}", slots, edge=top, num_tokens=tokens, group=holding)
-        followed = self.session.followed
-        # The followed request comes first, so that it has its own strip.
-        ranked = sorted(holding.owners, key=lambda owner: owner.request != followed)
-        # A single remaining request gets a strip of its own: a strip "1 more" would take the same line.
-        least = ranked[0].request == followed
-        num_own = max(most_members + (len(ranked) == most_members + 1), least)
-        own = sorted(ranked[:num_own], key=lambda owner: -owner.own_tokens)
-        rest = ranked[num_own:]
-        for nth, owner in enumerate(own):
-            edge = bottom if not rest and nth == len(own) - 1 else side
-            yield replace(self._line(owner, edge), num_shared_slots=int(holding.shared.sum()))
-        if rest and not own:
-            yield replace(_line_of_several(rest, holding.num_tokens - tokens, edge=bottom), name="their own")
-        elif rest:
-            yield _line_of_several(rest, sum(owner.own_tokens for owner in rest), edge=bottom)
-
-    def _line(self, owner: Owner, edge: str) -> _OwnerLine:
-        tokens = owner.own_tokens
-        figure = f"{tokens:,}" if edge == " " else f"+{tokens:,}"  # in addition to what the group shares
-        name = self.session.request_name(owner.request)
-        return _OwnerLine(name, figure, owner.slots, edge=edge, owners=(owner,), num_tokens=tokens)
-
-    def _strip(self, line: _OwnerLine, bar: int, most: int) -> Strip:
+    def _strip(self, line: OwnerLine, bar: int, most: int) -> Strip:
         followed = self._is_followed(line)
         kind = "strong" if followed else "text"
         name = line.name if line.request is None else ending(line.name, _NAME - 2, self.symbols.cut)
@@ -188,10 +114,10 @@ class OwnerStrips(Panel):
         segments = [mark, self.text(f"{name:<{_NAME - 1}}", kind), figure, *self._bar(line, bar, most)]
         return Strip(segments).adjust_cell_length(self._column_width, self.get_component_rich_style("panel--text"))
 
-    def _is_followed(self, line: _OwnerLine) -> bool:
+    def _is_followed(self, line: OwnerLine) -> bool:
         return line.request is not None and line.request == self.session.followed
 
-    def _bar(self, line: _OwnerLine, width: int, most: int) -> Iterator[Segment]:
+    def _bar(self, line: OwnerLine, width: int, most: int) -> Iterator[Segment]:
         """Yield the bar of a strip: slots by state, or one colour for shared blocks.
 
         Several requests together have words in place of a bar. The longest bar, of `most` slots, is `width` wide.
@@ -210,7 +136,7 @@ class OwnerStrips(Panel):
         words = f" {line.group.num_tokens:,} in all"
         yield self.text(words * (math.ceil(share * width) + len(words) <= width), "weak")
 
-    def _words_of_several(self, line: _OwnerLine, width: int) -> str:
+    def _words_of_several(self, line: OwnerLine, width: int) -> str:
         largest, *_, least = sorted(line.owners, key=lambda owner: -owner.own_tokens)
         name = self.session.request_name
         own = sum(owner.own_tokens for owner in line.owners)
@@ -258,44 +184,3 @@ class OwnerStrips(Panel):
             request = self._requests.get((offset.x // self._column_width, offset.y - 1))
             if request is not None:
                 self.post_message(self.Picked(request))
-
-
-def _without_split_groups(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
-    """Insert blank lines into `lines`, so that columns of `room` lines split no group that fits into one column."""
-    found: list[_OwnerLine] = []
-    for group in _groups(lines):
-        left = -len(found) % room
-        if left < len(group) <= room:
-            found += [_OwnerLine("", "", np.zeros(len(SlotState), np.int64))] * left
-        found += group
-    return found
-
-
-def _groups(lines: list[_OwnerLine]) -> list[list[_OwnerLine]]:
-    begins = [at for at, line in enumerate(lines) if line.edge == " " or line.group is not None]
-    return [lines[begin:end] for begin, end in pairwise([*begins, len(lines)])]
-
-
-def _with_last_line_folded(lines: list[_OwnerLine], room: int) -> list[_OwnerLine]:
-    """Return the lines of the first groups that fit into `room` - 1 lines, and a last line for all other requests
-    together.
-    """
-    kept: list[_OwnerLine] = []
-    for nth, group in enumerate(groups := _groups(lines)):
-        if len(kept) + len(group) >= room:
-            rest = [line for group in groups[nth:] for line in group]
-            owners = [owner for line in rest for owner in line.owners]
-            blank = [_OwnerLine("", "", np.zeros(len(SlotState), np.int64))] * (room - 1 - len(kept))
-            return [*kept, *blank, _line_of_several(owners, sum(line.num_tokens for line in rest))]
-        kept += group
-    return kept
-
-
-def _line_of_several(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> _OwnerLine:
-    """Return the line of several requests together, which own `num_tokens`. `edge` is as in `_OwnerLine`.
-
-    It has no bar, because the bar of a sum could be longer than all other bars.
-    """
-    figure = f"{num_tokens:,}" if edge == " " else f"+{num_tokens:,}"
-    none = np.zeros(len(SlotState), np.int64)
-    return _OwnerLine(f"{len(owners):,} more", figure, none, edge=edge, owners=tuple(owners), num_tokens=num_tokens)
