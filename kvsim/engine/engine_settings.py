@@ -98,7 +98,9 @@ class Settings:
     processed.
     """
     drops_late: FeatureFlag = False
-    """True if preempting a sequence discards the outputs of its steps in flight, so that it need not wait for them."""
+    """True if preempting a sequence discards the outputs of its steps in flight, so that the sequence need not wait for
+    these outputs before it is admitted again.
+    """
     answers_awaited: bool = False
     """True if all outputs of a resumed sequence are expected by the scheduler.
 

@@ -25,8 +25,8 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Free the host blocks of a sequence that is admitted again. The blocks after its first `hit_tokens` tokens are
-    copied to the GPU first.
+    """Copy the swapped blocks of a sequence that is admitted again to the GPU, except those of its first `hit_tokens`
+    tokens. Then free its host blocks.
     """
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens

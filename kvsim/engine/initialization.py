@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 STEPS_PER_SLICE = 1 << 14
 """Number of steps after which the caller reads the recorded rows and reports progress."""
 FIRST_ROWS = 1 << 16
-"""Number of rows in a table of recorded rows with which a step may still begin. For rows of the schedule, this number
+"""Largest number of rows in a table of recorded rows with which a step may begin. For rows of the schedule, this number
 is doubled when needed.
 """
 _MOST_LISTED = 1 << 24

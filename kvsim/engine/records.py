@@ -500,7 +500,9 @@ class Table:
     cache or left out for good.
     """
     num_removed: Small = 0
-    """Number of leading entries that were passed when old states were freed. Used only with `Group.frees_over_gaps`."""
+    """Number of leading entries that were visited to free blocks that are no longer read. Used only with
+    `Group.frees_over_gaps`.
+    """
     previous_state: Small = 0
     """Index of the entry with the state before the newest one; -1 if there is none. Used only in aligned recurrent
     groups.

@@ -121,7 +121,9 @@ def description(text: bytes) -> str:
 
 
 def describes(text_file: Path, figure: Path) -> bool:
-    """Tell whether kvsim wrote the text in `text_file` and the `figure` that it describes, and both are unchanged."""
+    """Tell whether kvsim wrote both files, and neither was changed since: `text_file`, and the `figure` that this text
+    describes.
+    """
     with suppress(OSError):
         said = description(content_of(text_file, _DESCRIBED_BYTES)).encode()
         return maker_of(figure) is not None and said in figure.read_bytes()
