@@ -46,7 +46,7 @@ def first_seconds(observed: Observed, seconds: float | None) -> Observed:
         shape=type(observed.shape)(*map(cut, observed.shape)),
         start_s=cut(observed.start_s),
         end_s=cut(observed.end_s),
-        launched_before_output=np.minimum(cut(observed.launched_before_output), count - 1),
+        last_launched_before_output=np.minimum(cut(observed.last_launched_before_output), count - 1),
         next_step=np.where(cut(observed.next_step) < count, cut(observed.next_step), -1),
         launch_s=cut(observed.launch_s),
         offload_s=cut(observed.offload_s),

@@ -60,7 +60,7 @@ def observed(file: Path) -> Observed:
         shape=StepShape(seqs, tokens, prompt, context, pairs, none, none, none, joined),
         start_s=start - log["t0"],
         end_s=end - log["t0"],
-        launched_before_output=launched,
+        last_launched_before_output=launched,
         next_step=np.full(len(rows), -1),
         offload_s=none,
         launch_s=np.full(len(rows), np.nan),

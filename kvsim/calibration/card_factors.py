@@ -1,4 +1,5 @@
-"""Factors by which the GPU and the host of a machine are slower than its machine card predicts.
+"""Factors by which the GPU and the host of a machine are slower than its machine card (file with their speeds)
+predicts.
 
 Only three factors are fitted, not the thirty coefficients of step times: "gpu", "host", and "woken" for the cost of a
 host that sleeps between steps. So a fit to recordings of one model is valid for every model on the machine. The fit
@@ -30,11 +31,13 @@ from kvsim.steptime.roofline import Roofline
 _USUAL = {"gpu": 0.03, "host": 0.2, "woken": 0.2}
 """Standard deviation of each factor around 1. It keeps a factor near 1 if the recordings do not determine it.
 
-On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the time on the card, and the cost of
-sleeping was 0.75 to 1.1 times the cost that `kvsim.steptime.reduction` assumes.
+On seven machines with an H200, hosts that never sleep took 0.7 to 1.1 times the time that the machine card predicts,
+and the cost of sleeping was 0.75 to 1.1 times the cost that `kvsim.steptime.reduction` assumes.
 """
 _ERROR_SCALE = 0.025
-"""Relative error of one kind of step that weighs in the fit as much as a factor one standard deviation away from 1."""
+"""Relative error of a kind of step. In the fit, it counts as much as a factor that is one standard deviation away from
+1.
+"""
 _LARGEST_LOGARITHM = float(np.log(4.0))
 """Natural logarithm of the largest factor that is tried. The smallest factor is the inverse of the largest."""
 _STALL_PERCENTILE = 99.8
@@ -85,7 +88,7 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
         missed = [
             share
             for times_with, item in observed
-            for share in _missed(times_with(trial), replace(item, offload_s=trial["host"] * item.offload_s))
+            for share in _weighted_errors(times_with(trial), replace(item, offload_s=trial["host"] * item.offload_s))
         ]
         unusual = np.asarray(logarithms) / list(_USUAL.values())
         return np.concatenate([np.array(missed) / _ERROR_SCALE, unusual])
@@ -95,12 +98,12 @@ def factors_of(observed: Sequence[tuple[Callable[[Mapping[str, float]], Roofline
     return factors(least_squares(residuals, start, bounds=bounds, diff_step=1e-2).x)
 
 
-def _missed(times: Roofline, item: Observed) -> list[float]:
+def _weighted_errors(times: Roofline, item: Observed) -> list[float]:
     """Return the error of each kind of step as a share of the recorded time of this kind, weighted.
 
-    The kinds are decode steps, captured steps with prompt tokens, and larger steps. Each is split into steps that
-    waited for the host and steps that waited for the GPU, so that errors of the two do not cancel. The weight is the
-    square root of the kind's share of the total time.
+    The kinds are decode steps that run as a CUDA graph, steps with prompt tokens that run as CUDA graphs, and steps
+    that are too large for a graph. Each is split into steps that waited for the host and steps that waited for the GPU,
+    so that errors of the two do not cancel. The weight is the square root of the kind's share of the total time.
     """
     predicted, duration = predict(times, item), step_durations(item)
     error, by_host = predicted.end_s - item.end_s, predicted.awaited_launch >= 0

@@ -184,8 +184,8 @@ class _Fit:
         return [float(np.log(fastest[name])) if name in fastest else -reach for name in self.names], reach
 
     def times_at(self, logarithms: FloatArray, before: Roofline) -> Roofline:
-        """Return `before` with the coefficients whose ratios to `prior` have these `logarithms`. Values above `_LIMITS`
-        are lowered to these.
+        """Return `before` with the coefficients `prior * exp(logarithms)`. Coefficients above their limits in `_LIMITS`
+        are lowered to these limits.
         """
         prior = self.prior
         start = np.array([getattr(prior, name) for name in self.names])

@@ -183,8 +183,8 @@ def with_sizes(times: Roofline, observed: Sequence[Observed]) -> Roofline:
 
 
 def _errors_by_size(times: Roofline, observed: Sequence[Observed]) -> list[tuple[IntArray, IntArray, FloatArray]]:
-    """Return three arrays for each recording, with one entry per captured step: the index of the step's graph size in
-    `of_size_s`, the number of its group, and its error in seconds.
+    """Return three arrays for each recording, with one entry per step that ran as a CUDA graph: the index of the step's
+    graph size in `of_size_s`, the number of its group, and its error in seconds.
 
     The steps of recording i without prompt tokens are group 2i, those with prompt tokens group 2i + 1. Steps that
     waited for the host, or were delayed, are left out.

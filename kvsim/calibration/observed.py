@@ -37,7 +37,7 @@ class Observed:
     """Time in seconds at which each step was scheduled."""
     end_s: FloatArray
     """Time in seconds at which the output of each step had been processed."""
-    launched_before_output: IntArray
+    last_launched_before_output: IntArray
     """Index of the last step that was scheduled before the output of each step: at least the step's own index."""
     next_step: IntArray
     """Index of the step that was scheduled right after the output of each step; -1 if there is none, or if another
@@ -101,7 +101,7 @@ def observe(recording: Recording) -> Observed:
         shape=_shape_of(recording),
         start_s=steps.start_s,
         end_s=steps.end_s,
-        launched_before_output=launched,
+        last_launched_before_output=launched,
         next_step=np.where(direct, following, -1),
         launch_s=_launch_times_s(steps),
         entry_gap_s=np.diff(requests.arrival_s[order])[together],
@@ -139,7 +139,9 @@ def _shape_of(recording: Recording) -> StepShape:
 
 
 def _encoded(recording: Recording) -> dict[str, Any]:
-    """Return the image fields of `StepShape` for each step: images, their tokens, and pairs of tokens."""
+    """Return the image fields of `StepShape` for each step: the number of images that are encoded, of their tokens, and
+    of the pairs of tokens that attend to each other in an image.
+    """
     events, images, num_steps = recording.encoder, recording.images, len(recording.steps)
     names = ("num_images", "image_tokens", "image_pairs")
     if events is None or images is None:
@@ -179,7 +181,8 @@ def with_offload(observed: Observed, recording: Recording, cache: PagedSettings,
     offload.
 
     Each step has a constant cost and a cost per sequence. Each copy has a cost in the step that submits it: for a load
-    the step that decides it, for a store the step after. A copy has one piece per GPU block and layer.
+    the step that decides it, for a store the step after. This cost grows with the number of pieces of the copy, one per
+    GPU block and layer.
     """
     copies, num_steps = recording.copies, len(observed)
     if copies is None:

@@ -40,7 +40,7 @@ def predict(model: StepTimeModel, observed: Observed) -> Prediction:
     prepare_s, launch_s, alone_s, _, slowed_s = (np.broadcast_to(values, num_steps) for values in time)
     # The host submits copies first, then prepares and launches.
     start_s = observed.start_s + observed.offload_s
-    launch_end_s, busy_with = start_s + launch_s, observed.launched_before_output
+    launch_end_s, busy_with = start_s + launch_s, observed.last_launched_before_output
     throttling = (slowed_s != 0.0) & (alone_s != 0.0)
     times_s = (start_s + prepare_s, launch_end_s, launch_end_s[busy_with], observed.end_s, alone_s, slowed_s)
     steps = zip(*(column.tolist() for column in (*times_s, busy_with, throttling)), strict=True)

@@ -131,7 +131,8 @@ def spells_of(recording: Recording, losses: list[Loss]) -> list[Spell]:
 
 
 def _schedule_by_request(recording: Recording) -> dict[int, list[tuple[int, int, int]]]:
-    """Return the schedule of each request: (first step, tokens computed before it, tokens computed after the last).
+    """Return, for each request, a tuple for each of its schedule rows: the row's first step, the number of computed
+    tokens before that step, and the number of computed tokens after the row's last step.
 
     The keys are rows of the table of requests.
     """

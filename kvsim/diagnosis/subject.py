@@ -33,7 +33,9 @@ the user.
 
 
 def load_of(recording: Recording) -> Load:
-    """Return the requests as they were sent: at fixed times, or each by a user who waited for the answer before."""
+    """Return the requests as they were sent: at fixed times, or each by a user who had waited for the answer to the
+    previous request.
+    """
     return Load(
         workload=as_sent(recording),
         users=users_of(recording),

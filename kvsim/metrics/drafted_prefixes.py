@@ -65,11 +65,12 @@ def cached_with_drafts(recording: Recording, rows: IntArray, previous_end: IntAr
             for each, tokens, late in zip(computed, known, lags, strict=True)
         )
     most_known = known[1]
-    return CachedTokens(*(np.where(last.is_there, each, 0) for each in (least, most, last.end, most_known - ahead)))
+    return CachedTokens(*(np.where(last.has_step, each, 0) for each in (least, most, last.end, most_known - ahead)))
 
 
 def dropping_groups(recording: Recording, release: str) -> tuple[int, ...]:
-    """Return the indices of the KV-cache groups in which drafting computes the last block of a hit again.
+    """Return the indices of the KV-cache groups in which a prefix hit drops its last block, because the draft layers
+    need the hidden states of this block.
 
     The result is empty without drafts.
     """
@@ -98,7 +99,7 @@ class _LastSteps(NamedTuple):
     Each array has one entry for each release.
     """
 
-    is_there: Flags
+    has_step: Flags
     """True if the request had a step between its admission and the release; if False, other fields have no meaning."""
     known: Tokens
     """Number of the request's known tokens when the last step was scheduled."""

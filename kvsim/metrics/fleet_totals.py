@@ -67,7 +67,7 @@ class FleetTotals:
     most_duplicate_bytes: int
     """Bytes of cached prefixes beyond one copy in the sample with most; see `mean_duplicate_bytes`."""
     num_prefill: int = 0
-    """Number of servers, or of their data-parallel ranks, that only compute prompts; 0 if all servers decode.
+    """Number of servers (with data parallelism, of their ranks) that only compute prompts; 0 if all servers decode.
 
     If it is above 0, only the prefix hits of these servers are counted.
     """
@@ -109,6 +109,9 @@ def fleet_totals(
 
     All servers have the pool and the model in `meta`. If the first `num_prefill` servers only compute prompts, a
     request is on two servers. `clients` then has the requests of the decode servers, with the times that clients see.
+
+    Each other argument is the field of `FleetTotals` of the same name. If it counts blocks, it is the field with
+    `bytes` in place of `blocks`.
     """
     prefilling, decoding = summaries[:num_prefill], summaries[num_prefill:]
     duration_s = max(summary.duration_s for summary in summaries)

@@ -140,7 +140,7 @@ def _shared(replay: Replay, holders: _Holders) -> Numbers:
 def _expired(
     replay: Replay, group: TableGroup, extents: Numbers, holders: _Holders, *, born: Numbers, dead: Numbers
 ) -> Numbers:
-    """Return, for every frame, the number of slots in held blocks of a group that no table needs any more.
+    """Return, for every frame, the number of slots that no table needs any more, in held blocks of `group`.
 
     `born` and `dead` have the frames of allocation and release of every extent of the recording.
     """
@@ -168,7 +168,8 @@ def _expired(
 def _first_expired(replay: Replay, group: TableGroup, extents: Numbers, *, born: Numbers, dead: Numbers) -> Numbers:
     """Return, for each of `extents`, the first frame at which a token of its block has expired in its table.
 
-    If none expires before the block is released, it is the frame of the release.
+    If none expires before the block is released, it is the frame of the release. `born` and `dead` have the frames of
+    allocation and release of every extent of the recording.
     """
     tables = replay.ledger.tables
     if group.kind is CacheKind.MAMBA:

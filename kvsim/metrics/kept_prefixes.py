@@ -55,7 +55,8 @@ def check_kept_prefixes(replay: Replay, file: Path) -> None:
         """Return the `cached` that each row should have if the request has `tokens` tokens in the prefix cache.
 
         Units are cached in groups of `together` tokens, so `tokens` is rounded down to a multiple of it. `serves_hit`
-        is True for each row that releases a single block before a position at which hits may end.
+        is True for each row with a block that is cached because a hit may need it; it has no effect for rows that
+        release whole tables.
         """
         num_full = tokens // together * together // size
         return np.where(is_whole, np.where(leaves_some_out, 0, num_full), serves_hit & (position < num_full))

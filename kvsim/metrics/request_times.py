@@ -43,7 +43,7 @@ class Latencies:
     tpot_s: FloatArray
     """Seconds per output token after the first; NaN for a single output token."""
     e2e_s: FloatArray
-    """End-to-end time in seconds, from `Requests.received_s` to the last output token."""
+    """End-to-end time in seconds, from `Requests.received_s` to the end of the request."""
     wait_s: FloatArray
     """Seconds in the queue, from `Requests.received_s` until the request is first scheduled."""
 

@@ -105,10 +105,12 @@ class _ReleasedBlocks(NamedTuple):
         self, recording: Recording, group: KVCacheGroup, file: Path, *, kept: npt.NDArray[np.bool_],
         least: IntArray, most: IntArray,
     ) -> None:  # fmt: skip
-        """Check that a block stays cached if it was a prefix hit or is a full block in `kept`, and no other block.
+        """Check that exactly these blocks stay cached: those that were prefix hits, and full blocks that are True in
+        `kept`.
 
-        `least` and `most` are bounds on the number of cached tokens of the request, by row. They determine which blocks
-        are full. If the junction is unknown, any full block may stay cached.
+        `least` and `most` are bounds on the number of cached tokens of the request, by row of `memory.parquet`. They
+        determine which blocks must be full, and which may be. If the junction is unknown, any block that may be full
+        may stay cached.
         """
         assert recording.memory.cached is not None
         aligned, size = recording.meta.pool.unit_tokens, group.block_size
@@ -224,7 +226,9 @@ class _CachedTimes(NamedTuple):
         return cls(keys, np.sort(prefix * moments.span + filled), evicted, moments.span)
 
     def at(self, keys: IntArray, moment: int) -> npt.NDArray[np.bool_]:
-        """Return True for each of `keys` that entered the cache more often than it was evicted before `moment`."""
+        """Return True for each of `keys` that is in the cache right before `moment`: until then, it entered the cache
+        more often than it was evicted.
+        """
         if not len(self.keys):
             return np.zeros(len(keys), np.bool_)
         prefix = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)

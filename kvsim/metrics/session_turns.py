@@ -36,7 +36,7 @@ class SessionTurns(ColumnTable):
     session: IntArray = column("int32")
     """Number of the session, from 0, in the order in which sessions began."""
     turn: IntArray = column("int32")
-    """Number of the turn in its session, from 1."""
+    """Number of the turn in its session, from 1. (`Turns.turn` of a workload counts from 0.)"""
     after: IntArray = column("int32")
     """Row of the request that the turn waited for; -1 for a first turn."""
     history_tokens: IntArray = column("int32")
@@ -198,8 +198,9 @@ def _evictions(
     """Return the evictions of blocks whose prefix key is known.
 
     The latest allocation of a block before its eviction shows the block's request and position. Its key follows from
-    them: `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`, and a block with several hashes has the key of
-    the last one. The next allocation shows the request that got the block.
+    them: `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`. A block of KV-cache group `g` has
+    `hashes_per_block[g]` of them, and its key is the last of these. The next allocation shows the request that got the
+    block.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     extent, nth = expanded(memory.length[rows])

@@ -34,7 +34,7 @@ class Summary:
     """Number of output tokens of all requests, unfinished ones included."""
     output_tokens_per_s: float
     requests_per_s: float
-    """Number of finished requests per second."""
+    """Number of finished requests divided by `duration_s`; NaN if that is 0."""
     mean_batch: float
     """Number of sequences in the batch, mean over time; idle time counts as 0."""
     peak_batch: int

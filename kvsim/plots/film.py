@@ -67,7 +67,7 @@ class Film:
     legend.
     """
     preempted: npt.NDArray[np.int64]
-    """Indices of the frames before which a request was preempted, since the previous frame; ascending."""
+    """Indices of the frames at which a request has been preempted since the previous frame; ascending."""
     source: str
     """Origin of the film's recordings, as a sentence."""
 

@@ -22,8 +22,8 @@ Point = tuple[float, float]
 def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light") -> Picture:
     """Draw every simulated server of `answer` as a dot, filled if it can serve the load, and the Pareto frontier.
 
-    The frontier is a line through the servers than which no other has both a lower TPOT and a higher throughput; only
-    servers with the same GPUs count, if there are any. The current server and the best change have labels.
+    The frontier is a line through the servers that no other server beats in both TPOT and throughput. If servers with
+    the current GPUs could be simulated, only these count. The current server and the best change have labels.
 
     Raises:
         UsageError: nothing could be simulated.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 KEY = "ladder"
-"""Key of the results of a ladder's run in the metadata of its recording."""
+"""Key in the metadata of a recording, for the results of its run by `kvsim compare --ladder`."""
 _WORSE_GAIN: Final = 0.995
 """Gain, as a factor on the throughput of the previous run, below which an optimization counts as a slowdown."""
 _BAR_HEIGHT: Final = 0.5

@@ -76,8 +76,8 @@ def _shown(turns: SessionTurns) -> IntArray:
 def _draw_time(axes: Axes, recording: Recording, turns: SessionTurns, shown: IntArray, line_pt: float) -> None:
     """Draw a row per session: the time to the first token, the answer and the pause of each turn.
 
-    Crosses mark when a block was evicted that the turn needed. `shown` has the sessions to draw; of `turns`, the
-    values of all sessions are given.
+    Crosses mark when a block was evicted that the turn needed. `shown` has the numbers of the sessions to draw. `turns`
+    has the turns of all sessions.
     """
     requests, colors, parts = recording.requests, figure_colors(axes), _part_colors(figure_colors(axes))
     rows = np.flatnonzero(np.isin(turns.session, shown) & np.isfinite(requests.first_token_s))

@@ -48,7 +48,9 @@ class Exchange:
     stored_tokens: int = 0
     """Number of leading tokens of the prompt that the store holds; 0 without a store."""
     is_async: bool = True
-    """True if KV is loaded between steps; False if it is loaded at the begin of the step that admits the request."""
+    """True if KV is loaded in the background, while steps of other requests run. False if it is loaded at the beginning
+    of the step that admits the request.
+    """
     num_pending_lookups: int = 0
     """Number of lookups that the store answers with "ask again" before it answers with a number of tokens."""
     is_kept: bool = False
@@ -91,7 +93,7 @@ class KvLink:
         check_settings(self)
 
     def seconds_of(self, num_bytes: int) -> float:
-        """Return the seconds of a load of `num_bytes` over one of `num_transfers` equal shares of the link.
+        """Return the seconds in which `num_bytes` on each GPU pass one of `num_transfers` equal shares of the link.
 
         `latency_s` is not included.
         """

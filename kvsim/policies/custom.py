@@ -411,8 +411,9 @@ def shares_prefixes(allocator: object) -> bool:
 def check_hooks(policy: CustomPolicy) -> None:
     """Raise a `UsageError` if the policy has an attribute of a wrong type, or an attribute or method without effect.
 
-    The methods of its allocator are checked, too. A method has no effect if its name is misspelt: close to that of a
-    method that kvsim calls, which the class does not define. An attribute has no effect if it is in `_DERIVED`.
+    The methods of its allocator are checked, too. A method has no effect if its name is misspelt, which is assumed if
+    it is close to the name of a method that kvsim calls and that the class does not define. An attribute has no effect
+    if it is in `_DERIVED`.
     """
     _check_names(type(policy), (CustomPolicy,))
     _check_attributes(policy)

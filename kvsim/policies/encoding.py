@@ -14,7 +14,9 @@ class ImageInput:
     """One image at one place of a prompt."""
 
     content: int | str
-    """Name of the image in an oracle's workload, else number of the image. Equal images have equal values."""
+    """Name of the image if the workload is one for an oracle (vLLM's own scheduler with a fake model); otherwise number
+    of the image. Equal images have equal values.
+    """
     offset: int
     """Number of prompt tokens before the image."""
     length: int

@@ -337,7 +337,9 @@ OLDEST_WITH_IMAGES = "0.20.0"
 DEFAULT_RELEASE = NEWEST
 """Release that is simulated if none is named."""
 UNSTATED = "0.25.1"
-"""Release of a recording or an oracle's answer that states none: older kvsim versions knew only this one."""
+"""Release of a recording, or of decisions of an oracle (vLLM's own scheduler with a fake model), that states none:
+older kvsim versions knew only this one.
+"""
 _NUMBER = re.compile(r"v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 

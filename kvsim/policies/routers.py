@@ -171,13 +171,13 @@ def llm_d(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 
 
 def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
-    """Return the number of the server with the lowest cost by NVIDIA Dynamo's KV router with its defaults.
+    """Return the number of the server with the lowest cost by NVIDIA Dynamo's KV router, with its defaults (overlap
+    weight 1, temperature 0).
 
     The cost is the sum of two numbers of blocks, both counted as if this request were on the server: the prompt blocks
-    that are not computed yet, and the blocks in use. A block that several requests share counts once (overlap weight 1,
-    temperature 0). Source: Dynamo's documentation of its KV router, "Cost function", and its replay. Dynamo's router
-    estimates both numbers from the requests that it has sent, without their answers; here they are read from the
-    server.
+    that are not computed yet, and the blocks in use. A block that several requests share counts once. Source: Dynamo's
+    documentation of its KV router, "Cost function", and its replay. Dynamo's router estimates both numbers from the
+    requests that it has sent, without their answers; here they are read from the server.
     """
 
     def cost(server: RoutedServer) -> float:

@@ -217,8 +217,9 @@ class Radix:
     def num_window_slots(self, num_slots: int, window_tokens: int) -> int:
         """Return the number of slots of the second pool, for layers with windows of `window_tokens` tokens.
 
-        It is 0 without windows. With a radix cache, or if prompts are not cut, it is a share of the `num_slots` slots
-        of the first pool. Otherwise, it is the largest number that all requests can use at once.
+        It is 0 without windows. With a radix cache, or without chunked prefill (`chunked_prefill_size` below 0), it is
+        a share of the `num_slots` slots of the first pool. Otherwise, it is the largest number that all requests can
+        use at once.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if window_tokens == 0:

@@ -34,7 +34,9 @@ class AllocatorHistory:
     time_us: IntArray
     """Time of the event in microseconds since the Unix epoch."""
     step: IntArray
-    """Number of the recording's step during which the event happened."""
+    """Number, from 0, of the recording's first step that had not ended before the event; the number of steps if all had
+    ended.
+    """
 
     def __len__(self) -> int:
         return len(self.action)

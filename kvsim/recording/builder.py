@@ -84,8 +84,10 @@ class RecordingBuilder:
     ) -> int:
         """Add a request that arrives at the engine, and return its row in the requests table.
 
-        If `refused`, the request is never served. `delay_s` is the time in seconds since the server's front end got the
-        request; None if it is not known. `adapter` is the number of its LoRA adapter, from 1 on; 0 if it has none.
+        If `refused`, the request is never served. `prompt_hashes` has one hash per full hash block of the prompt, which
+        covers all tokens up to the block's end; it is empty if they are not known. `delay_s` is the time in seconds
+        since the server's front end got the request; None if it is not known. `adapter` is the number of its LoRA
+        adapter, from 1 on; 0 if it has none.
         """
         sent = {} if delay_s is None else {"sent_s": round(time_s - delay_s, 9)}
         return self._requests.add(
@@ -110,8 +112,9 @@ class RecordingBuilder:
         """Record that `request` computes `tokens` tokens in each of `repeat` steps. The first of these is the step that
         is being scheduled.
 
-        `computed_before` is the number of the request's tokens that are computed before this step. `known` is the
-        number of its tokens with known values (prompt and processed outputs); None without speculative decoding.
+        `time_s` is the time in seconds at which this first step is scheduled. `computed_before` is the number of the
+        request's tokens that are computed before it. `known` is the number of its tokens with known values (prompt and
+        processed outputs); None without speculative decoding.
         """
         self._last_scheduled.append(request)
         first_scheduled_s = self._requests.columns["first_scheduled_s"]
@@ -198,8 +201,8 @@ class RecordingBuilder:
     def transfer(self, is_send: bool, request: int, position: int, blocks: int, tokens: int, time_s: float) -> None:
         """Record that a transfer of `blocks` blocks of `request` begins, from index `position` of its block table on.
 
-        A load brings `tokens` tokens from another server. If `is_send`, the blocks are kept until another server has
-        read them instead, and hold `tokens` computed tokens.
+        A load brings `tokens` tokens from another server. If `is_send`, nothing is loaded: the blocks are kept until
+        another server has read them. They then hold `tokens` computed tokens.
         """
         kind = TransferKind.SEND if is_send else TransferKind.LOAD
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)

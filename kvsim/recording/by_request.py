@@ -84,7 +84,7 @@ class RowsByRequest(NamedTuple):
     row: npt.NDArray[np.int32]
     """Index of each row in the schedule."""
     key: npt.NDArray[np.int64]
-    """`sort_key` of the request and the first step of each row; ascending."""
+    """One integer for the request and the first step of each row, from `sort_key`; ascending."""
 
     @classmethod
     def of(cls, recording: Recording) -> RowsByRequest:

@@ -92,8 +92,10 @@ def _loaded_units(copies: Copies, request: IntArray, step: IntArray) -> npt.NDAr
 
 
 def _hit_tokens(recording: Recording, residencies: ResidencyRows) -> npt.NDArray[np.int64]:
-    """Return, for each residency, the number of tokens up to the end of the last unit that any of its tables shares
-    when it begins; 0 if none shares any.
+    """Return the number of tokens in the prefix hit with which each residency begins; 0 without a hit.
+
+    A residency is the time from an admission of a request to the release of its memory. The hit ends with the last unit
+    that any table of the request shares at the admission.
     """
     memory, pool = recording.memory, recording.meta.pool
     rows = np.flatnonzero(memory.kind == MemoryKind.SHARE)

@@ -66,10 +66,11 @@ class _BatchRows(NamedTuple):
 
 
 def _check_room(recording: Recording, batches: _BatchRows, file: Path) -> None:
-    """Check that batches have no more requests than allowed, and that a batch that fails has filled the pool.
+    """Check that batches have no more requests than allowed, and that a batch whose requests were aborted had filled
+    the pool.
 
-    With `memory_guard`, no batch may need more slots than the pool has. With `preallocated`, a request has slots for
-    the longest answer that its batch may give.
+    If the policy has `memory_guard`, no batch may need more slots than the pool has. If it has `preallocated`, each
+    request has slots for the longest answer that its batch may give.
     """
     requests, memory, policy = recording.requests, recording.memory, recording.meta.policy
     rows, num_units = batches.rows, recording.meta.pool.num_units

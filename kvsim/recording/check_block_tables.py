@@ -181,8 +181,8 @@ def _check_free_units(recording: Recording, file: Path) -> None:
 def _shown_first_in(memory: Memory, steps: Steps, rows: slice) -> IntArray:
     """Return, for each of `rows`, the first step whose `free_units` include the row; the number of steps if none does.
 
-    This is the step in the row's column `step`. For a release after that step was scheduled, it is the next step that
-    is scheduled.
+    This is usually the step in the row's column `step`. But for a release after that step was scheduled, it is the next
+    step that is scheduled.
     """
     shown = memory.step[rows].copy()
     back = np.flatnonzero((memory.kind[rows] == MemoryKind.RELEASE) & (shown < len(steps)))

@@ -117,8 +117,9 @@ def _check_intervals(recording: Recording, residencies: ResidencyRows, end: IntA
 
     The interval of a residency has the steps in which it may have ended by a preemption. An interval is open from its
     first step until a preemption is assigned to it. A step with n preemptions takes the n open intervals that end
-    first, which finds an assignment if there is one. If the requests that a step preempts free no units at once, the
-    step must have too few free units for the residency with an open interval that needs most.
+    first, which finds an assignment if there is one. If a step preempts requests but no memory is released when it is
+    scheduled, it must leave fewer free units than some preempted request may have needed to grow: the one, among those
+    with open intervals, that needs most.
     """
     steps, by_request = recording.steps, RowsByRequest.of(recording)
     # A residency may end by a preemption in one of the steps [since, upto): after its last schedule row, and before
@@ -165,7 +166,7 @@ class _SchedulingRows(NamedTuple):
     row: IntArray
     """Index of each row in `memory.parquet`."""
     step_of: IntArray
-    """Index of each row's step among these steps."""
+    """Index of each row's step in the argument `schedule_seq` of `of`."""
     taken: npt.NDArray[np.int64]
     """Number of units that each row allocates; 0 for a row that allocates none."""
     given: npt.NDArray[np.int64]
@@ -182,11 +183,12 @@ class _SchedulingRows(NamedTuple):
 
 
 def _check_shortage(recording: Recording, file: Path) -> None:
-    """Check that a step of a paged policy preempts only if too few units were free for the request that needed more.
+    """Check that a step of a paged policy preempts only if too few units were free for another request, or the
+    preempted one, to grow.
 
-    The number of free units right before the step's last preemption is not recorded. It is at least the number after
-    scheduling, plus the units allocated later in the step, minus the victim's table: units of this table that other
-    requests share stayed held.
+    The number of free units right before the step's last preemption is not recorded. The check computes a lower bound:
+    the number after scheduling, plus the units allocated later in the step, minus the units of the preempted request's
+    table. The true number may be higher, because units of this table that other requests share were not freed.
     """
     memory, steps = recording.memory, recording.steps
     ends = memory.end_rows

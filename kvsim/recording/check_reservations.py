@@ -92,15 +92,15 @@ class _Wait(NamedTuple):
     """Memory row that admits the request."""
     admission_seq: int
     known_seq: int
-    """`seq` from which the number of slots is known that the request asks for."""
+    """`seq` from which it is known how many slots the request asks for."""
 
 
 def _next_admission_rows(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:
     """Return, for each of `steps`, the memory row that admits the first request of the queue.
 
     The first request is the waiting request that is admitted next. The result is -1 if no waiting request is ever
-    admitted. It is also -1 if the first request was preempted and its output in flight is not processed yet: then it
-    will need more slots.
+    admitted. It is also -1 if the first request was preempted and its output in flight is not processed yet, because
+    that output will add to the slots that it needs.
     """
     request, birth_seq = residencies.birth_request, residencies.birth_seq
     since = recording.requests.arrival_seq[request].astype(np.int64)

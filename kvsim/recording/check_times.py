@@ -79,8 +79,10 @@ class Ends(NamedTuple):
 
         If the schedule has the column `outputs`, this is the step of the request's last output. In other recordings
         with speculative decoding, it is the step whose output frees the memory of the request, or the request's last
-        step if no output does. In a static batch, it is the request's last step. In all other recordings, it is usually
-        the step that computes the last output token.
+        step if no output does. In a static batch, it is the request's last step. In all other recordings, it is the
+        step that samples the last output token. There are two exceptions. If preemptions make this step uncertain, it
+        is the step whose output frees the memory of the request, provided that the number of computed tokens allows it.
+        If other servers read the request's KV, it is the step with whose output this sending begins.
         """
         requests = recording.requests
         finished = (requests.status == RequestStatus.FINISHED) & ~begun_before(recording)

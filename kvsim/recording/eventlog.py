@@ -1,9 +1,9 @@
 """Replay the log of a running engine: one JSON array per line, each a report to a `RecordingBuilder`.
 
 A live server writes this log, and sends it to its viewers. A line is complete or absent, so a log can be read after a
-crash. In the events, `request` is the row of a request in the requests table, a unit is given by its address, a host
-block (`slots`) and a copy by their numbers, and a table by the index of its KV-cache group. Times are in seconds. The
-events::
+crash. In the events, `request` is the row of a request in the requests table. `units` are addresses of units, `slots`
+are numbers of host blocks, `number` is that of a copy, and `group` is the index of the KV-cache group of a table. Times
+are in seconds. The events::
 
     ["meta", {...}]
         First line: the contents of `meta.json`.

@@ -81,7 +81,7 @@ class _Ends:
     request: npt.NDArray[np.int64]
     seq: IntArray
     key: npt.NDArray[np.int64]
-    """Index of the table's end times `num_groups`, plus the index of its group; ascending."""
+    """`i * num_groups + g` for the table of group `g` that is released at end `i`; ascending."""
     row: npt.NDArray[np.int64]
     num_groups: int
 

@@ -213,7 +213,8 @@ class GrowingSchedule(GrowingTable):
             column[row] = numbers.get(self._request[row], 0)
 
     def add_decode(self, requests: Iterable[int], step: int) -> None:
-        """Record that `step` computes one token for each of `requests`, all of which the step before computed.
+        """Record that `step` computes one token for each of `requests`. Step `step - 1` must have computed tokens for
+        each of them, too.
 
         Raises:
             ValueError: the run has speculative decoding.
@@ -301,8 +302,9 @@ class GrowingMemory(GrowingTable):
     ) -> None:
         """Add one row for `length` consecutive units from `address` on.
 
-        `requested` of these units were asked for (None for all), the first `cached` stay in the prefix cache after a
-        release, and as many units are added in each of `repeat` steps.
+        `requested` is the number of units that the request asked for; None if it asked for all `length` units. After a
+        release, the first `cached` units stay in the prefix cache. The row is for `repeat` consecutive steps, each of
+        which adds `length` units.
         """
         columns = self.columns
         if group and not self.columns["group"]:

@@ -166,7 +166,8 @@ class Holdings(Extents):
         self.first_of_request = first_of_request
         """Index of the first extent of each request, and at the end the number of extents."""
         self.first_of_table = first_of_table
-        """Index of the first extent of each table, ascending. There is one table per residency and KV-cache group.
+        """Index of the first extent of each table, ascending. There is one table per residency (time from an admission
+        of a request to the release of its memory) and KV-cache group.
 
         Unlike `first_of_request`, it has no entry for the end.
         """

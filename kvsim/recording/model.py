@@ -143,8 +143,8 @@ class Meta:
     none.
     """
     initial_computed: IntArray | None = None
-    """Largest number of tokens that each request had ever had computed, for the requests that the recorder found in a
-    running engine. These have the first rows of the requests table. None if there were none.
+    """For each request that the recorder found in a running engine: the most tokens that it had ever had computed.
+    These requests have the first rows of the requests table. None if there were none.
 
     A request may have fewer computed tokens when the recording begins, because a preemption may have discarded some.
     """
@@ -218,7 +218,9 @@ class Meta:
 
     @property
     def encoder_cache_tokens(self) -> int:
-        """Largest number of encoder outputs in the encoder cache; 0 for an engine without an encoder cache."""
+        """Size of the encoder cache: the number of encoder outputs that fit, one per image token that needs one; 0 for
+        an engine without an encoder cache.
+        """
         return int(self.engine.get("encoder_cache_tokens", 0))
 
     @property
@@ -302,7 +304,8 @@ class Recording:
     def recorded_s(self) -> float:
         """Seconds from the beginning of the recording to the end of the last step.
 
-        If the recorder joined a running engine, they are fewer than `duration_s`, which counts from the first event.
+        If the recorder joined a running engine, the recording begins with its first step. `duration_s` is longer then:
+        it counts from the first event, which is the arrival of a request that the recorder found running.
         """
         begin_s = float(self.steps.start_s[0]) if self.meta.begins_in_the_middle and len(self.steps) else 0.0
         return self.duration_s - begin_s

@@ -223,7 +223,7 @@ def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowP
 def _integer(
     value: Mapping[str, Any], file: Path, where: str, key: str, *, default: int | None = None, minimum: int
 ) -> int:
-    """Return the integer in a field of `value`, which errors call `where`. Without `default`, it is required."""
+    """Return the integer `value[key]`, which is required if `default` is None. Errors call `value` by the name `where`."""
     number = value.get(key, default)
     if not is_integer(number, minimum):
         raise RecordingError(
@@ -237,7 +237,9 @@ def _integer(
 
 
 def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
-    """Return the unit addresses in a field, as a list or as packed by `unit_runs.pack`; None if the field is absent."""
+    """Return the unit addresses in the field `key`; None if it is absent. The field is a list, or was packed by
+    `unit_runs.pack`.
+    """
     value = document.get(key)
     if value is None:
         return None

@@ -64,7 +64,10 @@ class TransferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Type of a column in memory. With `names`, it is an enumeration; files have its members' names in lower case."""
+    """Type of a column in memory. `dtype` is the name of a NumPy type.
+
+    If `names` is given, the values are members of this enumeration, and files have the members' names in lower case.
+    """
 
     dtype: str
     names: type[IntEnum] | None = None
@@ -79,7 +82,7 @@ class Column:
 
 
 def column(dtype: str, *, names: type[IntEnum] | None = None, is_ascending: bool = False) -> Any:
-    """Declare a column that every file has."""
+    """Declare a column that every file has. The arguments are the fields of `Column`."""
     return field(metadata={"column": Column(dtype, names, is_ascending=is_ascending)})
 
 
@@ -315,23 +318,24 @@ class Steps(ColumnTable):
     free_units: IntArray = column("int32")
     """Number of free units after scheduling, including those with a cached prefix; -1 for an engine without a pool."""
     unusable_units: IntArray | None = optional_column("int32")
-    """Number of free units if they would suffice for the first waiting request but no hole between the extents does;
-    otherwise 0. With a custom allocator, only some of the free units may be unusable.
+    """Number of free units that the first waiting request cannot use. If all free units together would suffice for it,
+    but no single range of free units does, all free units count. Otherwise the number is 0. With a custom allocator,
+    only some of the free units may count.
     """
     running_after: IntArray | None = optional_column("int32")
-    """Number of running requests after the output of the step."""
+    """Number of running requests after the output of the step; -1 if another step is in flight then."""
     waiting_after: IntArray | None = optional_column("int32")
-    """Number of waiting requests after the output of the step."""
+    """Number of waiting requests after the output of the step; -1 if another step is in flight then."""
     free_units_after: IntArray | None = optional_column("int32")
-    """Number of free units after the output of the step."""
+    """Number of free units after the output of the step; -1 if another step is in flight then."""
     free_window_units: IntArray | None = optional_column("int32")
     """Number of free units in the second pool after scheduling, including cached ones; absent without a second pool."""
     cached_window_units: IntArray | None = optional_column("int32")
     """Number of units in the second pool that only the radix tree holds; absent without a second pool."""
     free_window_units_after: IntArray | None = optional_column("int32")
-    """`free_window_units` after the output of the step."""
+    """`free_window_units` after the output of the step; -1 if another step is in flight then."""
     cached_window_units_after: IntArray | None = optional_column("int32")
-    """`cached_window_units` after the output of the step."""
+    """`cached_window_units` after the output of the step; -1 if another step is in flight then."""
     swapped_out_units: IntArray | None = optional_column("int32")
     """Number of units that the step decided to copy to host memory, by swaps or by offloading."""
     swapped_in_units: IntArray | None = optional_column("int32")
@@ -393,7 +397,9 @@ class Memory(ColumnTable):
     group: IntArray | None = optional_column("int32")
     """Index of the KV-cache group of the table; 0 for evictions, which concern no table. Absent with one group."""
     repeat: IntArray | None = optional_column("int32")
-    """Number of consecutive steps in which the row appends `length` units, each time right after the units before."""
+    """Number of consecutive steps, from `step` on, in each of which the row appends `length` units. Each step's units
+    have the addresses after those of the previous step. Absent if it is always 1.
+    """
 
     @property
     def groups(self) -> IntArray:
@@ -457,16 +463,18 @@ class Transfers(ColumnTable):
     kind: IntArray = column("uint8", names=TransferKind)
     request: IntArray = column("int32")
     server: IntArray = column("int32")
-    """Number of the other server among the prefill servers, or among the decode servers; -1 if it is not known."""
+    """Number of the other server: for a load, among the prefill servers; for a send, among the decode servers; -1 if it
+    is not known.
+    """
     begun_seq: IntArray = column("int64")
-    """`seq` at which a load allocates its blocks; for sent blocks, `seq` of the output that ends the request. For a
-    write, its number among the writes of all servers, from 0 on.
+    """For a load, the `seq` at which it allocates its blocks; for a send, the `seq` of the output that ends the
+    request. For a write, this is no `seq`, but its number among the writes of all servers, from 0.
     """
     ended_seq: IntArray = column("int64")
     """`seq` of the output that reports the end of the transfer; -1 for a write, and if the recording ends before."""
     begin_s: FloatArray = column("float64")
     """Time in seconds at which a load begins to use the link, or from which sent blocks are kept for another server.
-    For a write, the time of the first token.
+    For a write, the time at which the request gets its first output token.
     """
     end_s: FloatArray = column("float64")
     """Time in seconds at which all blocks are transferred; NaN if the recording ends before."""

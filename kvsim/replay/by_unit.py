@@ -49,7 +49,8 @@ class Successions:
     keeps: npt.NDArray[np.bool_]
     """True if the unit stays in the prefix cache when it is freed in row `until`."""
     held_until: npt.NDArray[np.int64]
-    """Row in which the last of all earlier holders frees the unit, or a later row in which its prefix is evicted.
+    """Row in which the last of all earlier holders frees the unit. If its prefix is evicted after that, the row of the
+    eviction.
 
     It is 0 if the unit was never used before: row 0 frees nothing.
     """

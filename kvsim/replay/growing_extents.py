@@ -35,7 +35,7 @@ class GrowingExtents:
     def show(self, states: UnitStates, frame: int, seq: int, *, afresh: bool) -> None:
         """Give each growing extent in `states` the length that it has at `frame`.
 
-        `states` must already include all operations up to `seq`. By these operations, a new extent has the length of
+        `states` must already include all operations up to `seq`. These operations give a new extent only the units of
         its first step. All other extents have the length that the previous call gave them. If `states` was built anew
         (`afresh`), every extent has the length of its first step.
         """

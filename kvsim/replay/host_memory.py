@@ -60,10 +60,6 @@ class HostMemory:
     """Number of GPU blocks that are still being stored after the output of each step."""
     loading_after: IntArray
     """Number of GPU blocks that are still being loaded after the output of each step."""
-    stored: IntArray
-    """Number of GPU blocks whose stores have begun up to and including each step."""
-    loaded: IntArray
-    """Number of GPU blocks whose loads have begun up to and including each step."""
     _stores: _CopySteps
     _loads: _CopySteps
 
@@ -141,19 +137,17 @@ def host_memory(recording: Recording) -> HostMemory | None:
         """Return, for each frame, the number of entries of `steps` up to and including the frame's number."""
         return np.asarray(np.bincount(steps, minlength=num_frames + 1)[:num_frames].cumsum())
 
-    stored, loaded = (by_frame(copies.begun_step[rows]) for rows in (~is_load, is_load))
+    stores_begun, loads_begun = (by_frame(copies.begun_step[rows]) for rows in (~is_load, is_load))
     stores_done, loads_done = (by_frame(np.minimum(reported[rows], num_frames)) for rows in (~is_load, is_load))
     num_slots, slot_bytes = _size(meta)
     return HostMemory(
         num_slots=num_slots,
         slot_bytes=slot_bytes,
         used=by_frame(first_use[first_use < num_frames]),
-        storing=stored - stores_done,
-        loading=loaded - loads_done,
-        storing_after=stored[:-1] - stores_done[1:],
-        loading_after=loaded[:-1] - loads_done[1:],
-        stored=stored,
-        loaded=loaded,
+        storing=stores_begun - stores_done,
+        loading=loads_begun - loads_done,
+        storing_after=stores_begun[:-1] - stores_done[1:],
+        loading_after=loads_begun[:-1] - loads_done[1:],
         _stores=_CopySteps.of(copies, np.flatnonzero(~is_load)),
         _loads=_CopySteps.of(copies, np.flatnonzero(is_load)),
     )

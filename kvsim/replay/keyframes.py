@@ -33,8 +33,8 @@ class UnitColumns(NamedTuple):
     group: npt.NDArray[np.int16]
     """Index of the KV-cache group of the owner's table; empty if the model has one group."""
     freed_last: npt.NDArray[np.int64]
-    """The allocation of the unit that is released last, as `sort_key` of two numbers: the row of its release, and the
-    number of its operation.
+    """Of all allocations of the unit so far, the one whose release comes last: `sort_key` of the row of this release
+    and the number of the allocating operation.
 
     Empty if requests share no units.
     """
@@ -64,7 +64,7 @@ class Keyframes:
         self._num_built = 0
         self._building = Lock()
 
-    def last_built(self, op: int) -> int:
+    def last_built_ops(self, op: int) -> int:
         """Return the largest number of operations up to `op` for which a keyframe is built."""
         nth = int(np.searchsorted(self.ops_included[: max(self._num_built, 1)], op, side="right")) - 1
         return int(self.ops_included[nth])

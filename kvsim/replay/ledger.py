@@ -242,6 +242,6 @@ def _kept_units(recording: Recording, progress: Progress, rows: IntArray) -> npt
     step = np.searchsorted(recording.steps.schedule_seq, memory.seq[rows]) - 1
     requests = memory.request[rows]
     computed = progress.computed(requests, step)
-    known = np.where(computed >= progress.final[requests], computed, np.maximum(computed - 1, 0))
+    known = np.where(computed >= progress.most_computed[requests], computed, np.maximum(computed - 1, 0))
     sizes = np.array([group.block_size for group in recording.meta.pool.groups] or [recording.meta.pool.unit_tokens])
     return np.asarray(known // sizes[memory.groups[rows]])

@@ -16,7 +16,7 @@ from kvsim.recording.tables import IntArray
 
 
 class Waits(NamedTuple):
-    """Allocations by requests that load blocks before they compute."""
+    """Waits for loads: allocations by requests that load blocks before they compute."""
 
     request: npt.NDArray[np.int64]
     step: npt.NDArray[np.int64]
@@ -46,14 +46,16 @@ class Progress:
         """Largest number of computed tokens that each request had before the recording began."""
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
-        self.final = self.initial.copy()
-        """Largest number of computed tokens that each request ever has, which is the number of slots that it needs."""
-        np.maximum.at(self.final, request, self._before + self._tokens * self._repeats)
+        self.most_computed = self.initial.copy()
+        """Largest number of computed tokens that each request ever has, before or after preemptions: the slots that it
+        needs.
+        """
+        np.maximum.at(self.most_computed, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Number of tokens that each request computes in its first step; 0 without a step."""
         nothing = np.zeros(0, np.int64)
         self.waiting = Waits(nothing, nothing, nothing)
-        """Allocations of requests that load blocks before they compute; empty before `reset`."""
+        """Waits for loads of requests that load blocks before they compute; empty before `reset`."""
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
 
@@ -80,8 +82,10 @@ class Progress:
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return the number of computed tokens of each of `requests` right after `steps` were scheduled; 0 before the
-        request's first step.
+        """Return the number of computed tokens of each of `requests` right after its step in `steps` was scheduled; 0
+        before the request's first step.
+
+        `steps` has one step for each request, or is one step for all requests.
 
         The requests must hold memory: after a preemption, the discarded tokens still count until the request runs
         again.
@@ -92,27 +96,29 @@ class Progress:
         return np.where(exists, self._before[row] + self._tokens[row] * times, 0)
 
     def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the last step, up to and including `steps`, in which each of `requests` computes; -1 for none."""
+        """Return the last step, up to and including its step in `steps`, in which each of `requests` computes; -1 for
+        none.
+        """
         row, times, exists = self._newest(requests, steps)
         return np.where(exists, self._step[row] + times - 1, -1)
 
     def is_loading(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.bool_]:
-        """Tell, for each of `requests`, whether it has begun a load from host memory or another server up to and
-        including `steps`, and has not computed since.
+        """Tell, for each of `requests`, whether it has begun a load from host memory or another server, up to and
+        including its step in `steps`, and has not computed since.
         """
         row, _, exists = self._newest(requests, steps)
         is_loading: npt.NDArray[np.bool_] = exists & (np.append(self._repeats, 1)[row] == 0)
         return is_loading
 
     def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of steps, up to and including `steps`, in which each of `requests` computes."""
+        """Return the number of steps, up to and including its step in `steps`, in which each of `requests` computes."""
         row, times, exists = self._newest(requests, steps)
         before = np.cumsum(self._repeats) - self._repeats
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)
 
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return two arrays: the number of known tokens of each of `requests` in its newest step up to and including
-        `steps`, and in its step after that one.
+        its step in `steps`, and in the step after that newest one.
 
         Known tokens are those of the prompt and of processed outputs, without drafts. If a request has no later step,
         the second number is that of all its tokens. Both are 0 before the request's first step. The recording must have
@@ -126,13 +132,14 @@ class Progress:
         return np.where(exists, self._known[row], 0), np.where(exists, later, 0)
 
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the largest number of computed tokens that each of `requests` has had up to and including `steps`.
+        """Return the largest number of computed tokens that each of `requests` has had, up to and including its step in
+        `steps`.
 
         Tokens that a preemption discarded count.
         """
         row, times, exists = self._newest(requests, steps)
         # Keep the rows of requests apart, so that the running maximum begins anew with every request.
-        apart = sort_key(np.repeat(np.arange(len(self.final)), np.diff(self._first_row)), 0)
+        apart = sort_key(np.repeat(np.arange(len(self.most_computed)), np.diff(self._first_row)), 0)
         most = np.maximum.accumulate(apart + self._before + self._tokens * self._repeats) - apart
         earlier = np.where(row > self._first_row[requests], most[row - 1], 0)
         return np.where(exists, np.maximum(earlier, self._before[row] + self._tokens[row] * times), 0)

@@ -253,19 +253,20 @@ class Replay:
         extents, extent, offset = self._units_in(rows[held])
         return live, holder[held][extent].astype(np.int64), extents.address[extent] + offset
 
-    def _units_in(self, rows: IntArray) -> tuple[Extents, IntArray, IntArray]:
-        """Return the extents with the indices `rows`, and two arrays with an entry for each unit that they have at the
-        current frame: the index of its extent in `rows`, and its offset in the extent.
+    def _units_in(self, indices: IntArray) -> tuple[Extents, IntArray, IntArray]:
+        """Return the extents at `indices` in the tables of the ledger, and two arrays with an entry for each unit that
+        they have at the current frame: the index of its extent in `indices`, and its offset in the extent.
         """
-        extents = self.ledger.tables.at(rows)
+        extents = self.ledger.tables.at(indices)
         lengths = extents.length
         if len(self._growth):
-            lengths = self._growth.lengths_at(self.frame, rows, lengths)
+            lengths = self._growth.lengths_at(self.frame, indices, lengths)
         return extents, *expanded(lengths)
 
     def computed_at(self, requests: IntArray, frames: IntArray | int) -> Numbers:
-        """Return the number of computed tokens of each of `requests` right after its frame's step was scheduled. It
-        must hold memory then.
+        """Return the number of computed tokens of each of `requests` right after the step of its frame was scheduled.
+
+        `frames` has one frame for each request, or is one frame for all. Each request must hold memory at its frame.
         """
         return self.progress.computed(requests, np.minimum(frames, self.num_frames - 2))
 
@@ -278,7 +279,7 @@ class Replay:
         adds up to the unit's size.
 
         Slots in the state `external` count as `free` here: they are free, but in ranges too short for the first waiting
-        request, which depends on the whole pool and the queue.
+        request. Whether they are in this state depends on the whole pool and the queue.
         """
         if self.recording.meta.pool.groups:
             return slots_of_groups(self, units)
@@ -417,7 +418,7 @@ class Replay:
         """
         requests = self.recording.requests
         if self.recording.meta.policy_name != "static":
-            return self.progress.final
+            return self.progress.most_computed
         full: Numbers = self.pad + np.maximum(requests.prompt_tokens + requests.output_tokens - 1, 0)
         return full
 

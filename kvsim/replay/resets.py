@@ -26,7 +26,9 @@ class _Loads(NamedTuple):
     request: Numbers
     seq: Numbers
     tokens_before: Numbers
-    """Computed tokens of the request before the load; after a failure, before the block that is missing."""
+    """Computed tokens of the request before the load. In the second entry of a failed load: its tokens in the blocks in
+    front of the first one that did not load.
+    """
     loaded_tokens: Numbers
 
 
@@ -48,7 +50,7 @@ def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recordin
         allocation = order[np.minimum(np.searchsorted(key[order], load_key), len(key) - 1)]
         is_allocation = key[allocation] == load_key  # other loads follow blocks that the request has
         loaded = np.where(is_allocation, tokens[allocation], loads.tokens_before) + loads.loaded_tokens
-        np.maximum.at(progress.final, loads.request, loaded)  # a request may end while it loads
+        np.maximum.at(progress.most_computed, loads.request, loaded)  # a request may end while it loads
         others = ~np.isin(key, load_key)
         requests = np.append(requests[others], loads.request)
         frames = np.append(frames[others], np.searchsorted(frame_seq, loads.seq))

@@ -69,7 +69,9 @@ def slots_of_units(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """One KV-cache group: whether its units hold tokens or recurrent states (Mamba), and the slots of one of these."""
+    """One KV-cache group: whether its units hold tokens or recurrent states (Mamba), and how many slots a token or a
+    state has.
+    """
 
     kind: CacheKind
     block_size: int

@@ -118,7 +118,7 @@ class SingleUnits(UnitStates):
     def go_to(self, op: int, seq: int) -> bool:  # noqa: ARG002
         """Show the pool after the first `op` operations. Return True if it was copied from a keyframe."""
         # Steps forward need no keyframes.
-        begins_afresh = not self._keyframes.last_built(op) <= self._op <= op
+        begins_afresh = not self._keyframes.last_built_ops(op) <= self._op <= op
         if begins_afresh:
             self._op = self._keyframes.copy(self._keyframes.before(op), self._columns)
         apply_operations(self._ledger, self._op, op, self._columns, self._first_unit, self._scratch)

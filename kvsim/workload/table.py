@@ -258,7 +258,8 @@ class Workload:
         return replace(self, **changes | {"ids": [self.ids[row] for row in rows.tolist()]})
 
     def scaled_rate(self, factor: float) -> Workload:
-        """Return the requests with an arrival rate `factor` times as high.
+        """Return the requests with an arrival rate `factor` times as high. In sessions, the pauses between turns stay
+        as they are.
 
         Raises:
             UsageError: `factor` is not a finite number above 0.
@@ -345,9 +346,9 @@ class Workload:
     def cut(self, max_model_len: int) -> Workload:
         """Return the requests, shortened for a server with this `max_model_len`.
 
-        Prompts are cut to `max_model_len - 1` tokens, and answers to the tokens that are left. The turns of a session
-        are not cut: the session ends before its first turn with a longer prompt. If every prompt of the workload is
-        longer, the requests are returned unchanged, and the server can serve none.
+        Prompts are cut to `max_model_len - 1` tokens, and answers to the tokens that are left. If there are sessions,
+        nothing is cut: each session ends before its first turn with a longer prompt. If every prompt of the workload is
+        longer than `max_model_len - 1` tokens, the requests are returned unchanged, and the server can serve none.
 
         Raises:
             UsageError: `max_model_len` is below 2, so that no request fits, or a prompt with images would be cut.
@@ -379,8 +380,8 @@ class Workload:
         )
 
     def _with_sessions_ended(self, max_model_len: int) -> Workload:
-        """Drop every turn whose prompt leaves no room for an answer, and all turns after it; but not all turns of the
-        workload.
+        """Drop every turn whose prompt leaves no room for an answer, and all turns that wait for it. If no turn would
+        be left, drop none.
 
         Ids are kept, except for default ids, which are numbered anew.
         """

@@ -97,7 +97,7 @@ class Turns:
 
     @property
     def session(self) -> Int32Array:
-        """Number of the session of each turn, in the order of the sessions' first turns: int32[n]."""
+        """Number of the session of each turn, from 0 in the order of the sessions' first turns: int32[n]."""
         session = np.cumsum(self.after < 0, dtype=np.int32) - 1
         for rows in self._levels()[1:]:
             session[rows] = session[self.after[rows]]
