@@ -223,7 +223,7 @@ def _window_pool(pool: Mapping[str, Any], groups: object, file: Path) -> WindowP
 def _integer(
     value: Mapping[str, Any], file: Path, where: str, key: str, *, default: int | None = None, minimum: int
 ) -> int:
-    """Return the integer `value[key]`, which is required if `default` is None. Errors call `value` by the name `where`."""
+    """Return the integer `value[key]`, which is required if `default` is None. Errors call `value` `where`."""
     number = value.get(key, default)
     if not is_integer(number, minimum):
         raise RecordingError(
