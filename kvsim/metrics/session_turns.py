@@ -198,8 +198,8 @@ def _evictions(
     """Return the evictions of blocks whose prefix key is known.
 
     The latest allocation of a block before its eviction shows the block's request and position. Its key follows from
-    them: `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`. A block of KV-cache group `g` has
-    `hashes_per_block[g]` of them, and its key is the last of these. The next allocation shows the request that got the
+    them: `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`. A block of KV-cache group `g` covers
+    `hashes_per_block[g]` keys, and the last one is its own key. The next allocation shows the request that got the
     block.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))

@@ -176,8 +176,8 @@ def dynamo(request: RoutedRequest, servers: Sequence[RoutedServer]) -> int:
 
     The cost is the sum of two numbers of blocks, both counted as if this request were on the server: the prompt blocks
     that are not computed yet, and the blocks in use. A block that several requests share counts once. Source: Dynamo's
-    documentation of its KV router, "Cost function", and `ai-dynamo`'s replay. Dynamo's router estimates both numbers from the
-    requests that it has sent, without their answers; here they are read from the server.
+    documentation of its KV router, "Cost function", and the replay of `ai-dynamo`. Dynamo's router estimates both
+    numbers from the requests that it has sent, without their answers; here they are read from the server.
     """
 
     def cost(server: RoutedServer) -> float:

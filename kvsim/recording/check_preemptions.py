@@ -161,7 +161,7 @@ def _num_beginning(recording: Recording, residencies: ResidencyRows) -> npt.NDAr
 
 
 class _SchedulingRows(NamedTuple):
-    """Memory rows of the scheduling of some steps, in order."""
+    """Rows of `memory.parquet` with what some steps allocated and released when they were scheduled, in order."""
 
     row: IntArray
     """Index of each row in `memory.parquet`."""

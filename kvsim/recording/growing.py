@@ -213,8 +213,8 @@ class GrowingSchedule(GrowingTable):
             column[row] = numbers.get(self._request[row], 0)
 
     def add_decode(self, requests: Iterable[int], step: int) -> None:
-        """Record that `step` computes one token for each of `requests`. Step `step - 1` must have computed tokens for
-        each of them, too.
+        """Record that `step` computes one token for each of `requests`. Step `step - 1` must also have computed tokens
+        for each of these requests.
 
         Raises:
             ValueError: the run has speculative decoding.

@@ -143,7 +143,7 @@ class Meta:
     none.
     """
     initial_computed: IntArray | None = None
-    """For each request that the recorder found in a running engine: the most tokens that it had ever had computed.
+    """Most tokens that a request had ever had computed, for each request that the recorder found in a running engine.
     These requests have the first rows of the requests table. None if there were none.
 
     A request may have fewer computed tokens when the recording begins, because a preemption may have discarded some.

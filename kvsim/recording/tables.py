@@ -467,8 +467,8 @@ class Transfers(ColumnTable):
     is not known.
     """
     begun_seq: IntArray = column("int64")
-    """For a load, the `seq` at which it allocates its blocks; for a send, the `seq` of the output that ends the
-    request. For a write, this is no `seq`, but its number among the writes of all servers, from 0.
+    """`seq` at which a load allocates its blocks; for a send, the `seq` of the output that ends the request. For a
+    write, this is no `seq`, but its number among the writes of all servers, from 0.
     """
     ended_seq: IntArray = column("int64")
     """`seq` of the output that reports the end of the transfer; -1 for a write, and if the recording ends before."""

@@ -33,8 +33,8 @@ class UnitColumns(NamedTuple):
     group: npt.NDArray[np.int16]
     """Index of the KV-cache group of the owner's table; empty if the model has one group."""
     freed_last: npt.NDArray[np.int64]
-    """Of all allocations of the unit so far, the one whose release comes last: `sort_key` of the row of this release
-    and the number of the allocating operation.
+    """`sort_key` of two numbers for the allocation that is released last, of all allocations of the unit so far: the
+    row of its release, and the number of the allocating operation.
 
     Empty if requests share no units.
     """
