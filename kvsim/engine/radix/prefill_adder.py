@@ -286,6 +286,7 @@ def _add_one_req_ignore_eos(engine: Engine, sequence: Sequence) -> int:
         if needed > _rem_window_tokens(engine):
             return NO_TOKEN
     _insert_needs(engine, sequence)
+    # Visit the ends of requests, the next one first. Until an end, each request that is left takes `need.left` slots.
     free_now, freed = _cur_rem_tokens(engine) - whole, 0
     for index in range(0 if has_windows else radix.num_needs):
         need, num_left = engine.radix.needs[index], radix.num_needs - index

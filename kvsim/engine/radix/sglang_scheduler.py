@@ -308,7 +308,7 @@ def _defers_prefill(engine: Engine) -> bool:
 @part
 def get_new_batch_prefill(engine: Engine) -> int:
     """Form a prefill, with decodes if these are mixed in, and allocate its slots. Return the kind of the batch;
-    `NO_BATCH` if no request is admitted.
+    `NO_BATCH` if it has no request, or if `State.failure` is set.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     if settings.preempts or tree_windows.has_windows(engine) or state.num_running == 0:
@@ -328,7 +328,7 @@ def get_new_batch_prefill(engine: Engine) -> int:
     if state.num_listed == 0:
         _queue_preempted(engine, 0)
         return NO_BATCH
-    for index in range(radix.num_held_rows, state.num_listed):
+    for index in range(radix.num_held_rows, state.num_listed):  # the chunked request has a row, and left the queue
         _leave_queue(engine, engine.sequences[engine.batch[index]])
     _queue_preempted(engine, 0)
     if has_chunked and radix.admitted_chunked != NOT_CHUNKED:
@@ -421,23 +421,31 @@ def _prepare_for_extend(engine: Engine) -> int:
     radix.last_chunked, radix.num_prefills, radix.last_puts_out = radix.chunked, num_prefills, False
     for index in range(num_prefills):
         radix.last_puts_out |= engine.radix.holdings[engine.batch[index]].limit > 0
-    mode = EXTEND
-    if engine.radix.settings.mixes and state.num_running > 0:
-        _filter_finishing(engine)
-        if state.num_running > 0 and check_decode_mem(engine, state.num_running):
-            _list_running(engine)
-            request_rows.make_room_for_decode(engine, num_prefills, state.num_running)
-            for index in range(num_prefills, state.num_listed):
-                sequence = engine.sequences[engine.batch[index]]
-                request_rows.extend(engine, sequence, 1)
-                engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
-            state.num_running = radix.running_prefill_tokens = 0
-            radix.last_puts_out = True
-            mode = MIXED
+    is_mixed = engine.radix.settings.mixes and state.num_running > 0 and _mix_with_running(engine, num_prefills)
     for index in range(state.num_listed):
         engine.radix.last[index] = engine.batch[index]
     radix.num_last_prefill = state.num_listed
-    return mode
+    return MIXED if is_mixed else EXTEND
+
+
+@part
+def _mix_with_running(engine: Engine, num_prefills: int) -> bool:
+    """Add a decode of each running request to the batch, which has `num_prefills` prefills, and allocate their slots.
+    Return False, and add nothing, if no request is left to decode or if memory is short.
+    """
+    state, radix = engine.state, engine.radix.state
+    _filter_finishing(engine)
+    if state.num_running == 0 or not check_decode_mem(engine, state.num_running):
+        return False
+    _list_running(engine)
+    request_rows.make_room_for_decode(engine, num_prefills, state.num_running)
+    for index in range(num_prefills, state.num_listed):
+        sequence = engine.sequences[engine.batch[index]]
+        request_rows.extend(engine, sequence, 1)
+        engine.radix.holdings[sequence.number].laid_out_tokens = sequence.num_tokens
+    state.num_running = radix.running_prefill_tokens = 0  # they are in the last prefill's batch now
+    radix.last_puts_out = True
+    return True
 
 
 @part
