@@ -221,10 +221,8 @@ class TimelineChart(Scrubber):
             case "events":
                 events = self._marked_events()
                 kinds = set(events.kind.tolist())
-                label, value = (
-                    EVENT_NAMES[EventKind(kinds.pop())] if len(kinds) == 1 else label,
-                    f"{events.up_to(row):,}",
-                )
+                label = EVENT_NAMES[EventKind(kinds.pop())] if len(kinds) == 1 else label
+                value = f"{events.up_to(row):,}"
             case "held":
                 value = percent(session.num_held_slots, session.capacity)
         value = value.rjust(GUTTER - len(label) - 1)
@@ -237,19 +235,7 @@ class TimelineChart(Scrubber):
         if not width or not height:
             return []
         charts = self._charts
-        first, last = self._frames_of_columns(width)
-        # A column shows the mean of its frames' slots, and the maximum of their requests.
-        slots = np.zeros((width, len(SlotState)))
-        if len(charts.slots):
-            spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
-            slots[:] = [charts.slots[begin:end].mean(axis=0) for begin, end in spans]
-        running, waiting = (np.maximum.reduceat(values, first) for values in (charts.running, charts.waiting))
-        # Idle spans lie between frames. Columns that lie in a span show its slots and requests instead.
-        idle, edges_s = self._session.idle, self.edges_s(width)
-        for span, (begin_s, end_s) in enumerate(zip(idle.begin_s, idle.end_s, strict=True)):
-            columns_idle = slice(*np.searchsorted(edges_s, (begin_s, end_s)) - (0, 1))
-            slots[columns_idle] = idle.slots[span]
-            running[columns_idle], waiting[columns_idle] = idle.running[span], idle.waiting[span]
+        slots, running, waiting = self._values_of_columns(width)
         strips = self._memory(slots[:, list(STACK)], max(height - len(self._names_from_below(height)), 0))
         strips.append(self._bars(running, charts.running.max()))
         if height >= _LEAST_FOR_WAITING:
@@ -258,7 +244,29 @@ class TimelineChart(Scrubber):
             strips.append(self._bars(self._events, self._full_mark, Style(color=self._mark_color())))
         return [*strips, self._track(width, height)][-height:]
 
+    def _values_of_columns(
+        self, width: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return (mean slots by state, most running requests, most waiting requests) in each of `width` columns.
+
+        The shapes are (width, 8), (width,) and (width,). A column that lies in an idle span has the values of the span.
+        """
+        charts = self._charts
+        first, last = self._frames_of_columns(width)
+        slots = np.zeros((width, len(SlotState)))
+        if len(charts.slots):
+            spans = zip(first.tolist(), (last + 1).tolist(), strict=True)
+            slots[:] = [charts.slots[begin:end].mean(axis=0) for begin, end in spans]
+        running, waiting = (np.maximum.reduceat(values, first) for values in (charts.running, charts.waiting))
+        idle, edges_s = self._session.idle, self.edges_s(width)
+        for span, (begin_s, end_s) in enumerate(zip(idle.begin_s, idle.end_s, strict=True)):
+            columns_idle = slice(*np.searchsorted(edges_s, (begin_s, end_s)) - (0, 1))
+            slots[columns_idle] = idle.slots[span]
+            running[columns_idle], waiting[columns_idle] = idle.running[span], idle.waiting[span]
+        return slots, running, waiting
+
     def _frames_of_columns(self, width: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the first and the last frame that each column shows. Neighbouring columns may show the same frame."""
         times_s = self._charts.times_s
         edges_s = self.edges_s(width)
         first = np.maximum(np.searchsorted(times_s, edges_s[:-1], side="right") - 1, 0)
