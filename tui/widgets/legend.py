@@ -65,28 +65,34 @@ class Legend(Widget):
 
         States are explained if there is room, otherwise only named.
         """
-        return self._below(self.get_component_rich_style("legend--text")) if y else self._first_line()
-
-    def _first_line(self) -> Strip:
-        style, width = self.get_component_rich_style("legend--text"), self.size.width
+        style = self.get_component_rich_style("legend--text")
+        if y:
+            return self._below(style)
         pools = [pool for pool in self.screen.query(PoolPicture) if pool.size.area]
         if self.color_by is not ColorBy.STATE and pools:
-            lit = next((name for pool in pools if (name := pool.lit_name) is not None), None)
-            bars = any(figures.shows_states for figures in self.screen.query(LaneFigures))
-            marked = next((name for pool in pools if (name := pool.marked_name) is not None), None)
-            entries = legend_entries(
-                self.color_by,
-                self._sessions,
-                self._symbols,
-                style,
-                width,
-                lit=lit,
-                marked=marked,
-                bars=bars,
-                # The bars show states that the pools may have no room for.
-                shows=lambda paint: paint < len(SlotState) or any(pool.shows(paint) for pool in pools),
-            )
-            return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
+            return self._colors_of(pools, style)
+        return self._states(pools, style)
+
+    def _colors_of(self, pools: list[PoolPicture], style: Style) -> Strip:
+        """Return what the colours mean in `pools` and in the bars below them."""
+        width = self.size.width
+        entries = legend_entries(
+            self.color_by,
+            self._sessions,
+            self._symbols,
+            style,
+            width,
+            lit=next((name for pool in pools if (name := pool.lit_name) is not None), None),
+            marked=next((name for pool in pools if (name := pool.marked_name) is not None), None),
+            bars=any(figures.shows_states for figures in self.screen.query(LaneFigures)),
+            # The bars show states that the pools may have no room for.
+            shows=lambda paint: paint < len(SlotState) or any(pool.shows(paint) for pool in pools),
+        )
+        return whole_entries(entries, width, style, self._symbols.cut).adjust_cell_length(width, style)
+
+    def _states(self, pools: list[PoolPicture], style: Style) -> Strip:
+        """Return the states that occur now and, if there is one line with room for it, the meaning of the bars."""
+        width = self.size.width
         gap = Segment("  ", style)
         others = [paint_swatch(SlotState.TOKEN + DIM, self._symbols), Segment(" held by others", style), gap]
         others *= any(pool.has_grey for pool in pools)

@@ -89,17 +89,17 @@ class Scrubber(Widget):
         if self.screen.has_class("-lesson"):  # its marks are part of the lesson
             paces.append("")
         begin = "following" if self.following else state
-        titles = [
-            Content(f" {self.symbols.dot} ".join(filter(None, (begin, pace, self.step_text())))) for pace in paces
-        ]
+        titles = [self._joined(begin, pace, self.step_text()) for pace in paces]
         room = self.size.width - 2
         # The title that leaves room for most marks, and of several the one that says most.
         number, title = max((self._marked(each, marks, room) for each in titles), key=lambda found: found[0])
         if number < self.num_on_axis and not player.playing:  # while paused, the speed can be left out
-            without = Content(f" {self.symbols.dot} ".join(filter(None, (begin, self.step_text()))))
-            title = self._marked(without, marks, room)[1]
+            title = self._marked(self._joined(begin, self.step_text()), marks, room)[1]
         if title != self._title:
             self.border_title = self._title = title
+
+    def _joined(self, *parts: str) -> Content:
+        return Content(f" {self.symbols.dot} ".join(filter(None, parts)))
 
     @staticmethod
     def _marked(title: Content, marks: list[Content], room: int) -> tuple[int, Content]:
