@@ -69,7 +69,7 @@ class RowsNow:
 
     @property
     def in_short(self) -> str:
-        """The text of `str` without the word "sequences"."""
+        """Description like that of `str`, but without the word "sequences"."""
         return f"{self.num_placed:,} in {self._rows_and_padding}"
 
     @property
@@ -279,7 +279,10 @@ class Session:
 
     @property
     def num_idle(self) -> int:
-        """Number of rows of a static batch that are held at the current frame although their answer is complete."""
+        """Number of rows of a static batch that are held at the current frame although their answer is complete.
+
+        It is 0 for other policies, and for training batches.
+        """
         live = self.replay.live_requests()
         if not len(live) or self.recording.meta.policy_name != "static" or self.rows is not None:
             return 0

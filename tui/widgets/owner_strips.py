@@ -45,7 +45,10 @@ _LEAST_BAR, _GAP = 10, 2
 
 
 class OwnerStrips(Panel):
-    """Strips of all requests in as many columns as needed. Requests without room share the last strip."""
+    """Strips of all requests that hold memory, in as many columns as needed.
+
+    Requests without room share a strip: the last one of their group or, if the groups do not fit, the very last one.
+    """
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"owners--followed"}
 

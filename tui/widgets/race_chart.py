@@ -31,7 +31,7 @@ _TICK_FACTORS = (1, 2, 5, 10)
 """The distance between two numbers on an axis is one of these, times a power of ten."""
 _LEAST_TICK_DISTANCE = 12
 _TITLE_WIDTH = 28
-"""Width in columns that the title needs beside the names of marks."""
+"""Columns of the title that are not available for the names of runs at their marks."""
 _SHORTENED_AXIS = 4
 """Length of a shortened axis, as a multiple of the shortest run.
 

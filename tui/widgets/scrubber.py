@@ -166,7 +166,10 @@ class Scrubber(Widget):
         return int(self.column_of(np.array([self.player.clock_s]), self.axis_width)[0])
 
     def column_of(self, times_s: npt.NDArray[np.float64], width: int) -> npt.NDArray[np.int64]:
-        """Return the column, from 0, of each time on an axis of `width` columns."""
+        """Return the column, from 0, of each time on an axis of `width` columns.
+
+        Times before the axis get the first column, times after it the last.
+        """
         begin_s, span_s = self.begin_s, self._span_s
         return np.clip(((times_s - begin_s) / max(span_s, 1e-300) * width).astype(np.int64), 0, width - 1)
 

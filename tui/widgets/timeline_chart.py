@@ -40,7 +40,7 @@ _FREE = (SlotState.FREE, SlotState.CACHED, SlotState.EXTERNAL)
 
 
 _MOSTLY_FILLED = "▅▆▇█"
-"""Characters whose first colour fills more than half."""
+"""Characters of which the text colour fills more than half."""
 
 
 def _with_line(cell: Segment, symbols: Symbols) -> Segment:
