@@ -43,7 +43,9 @@ class LayerSpec:
     state_bytes: int = 0
     """Number of bytes of one state on one GPU; 0 for an attention layer."""
     window: int | None = None
-    """Number of tokens in the window or chunk; None if the layer keeps every token or has a recurrent state."""
+    """Number of tokens in the window or chunk; None if there is neither. A sliding-window layer that `as_full` has
+    converted keeps every token, and still has its window.
+    """
     padded_page_bytes: int | None = None
     """Number of bytes of a page with padding; None if the page has no padding."""
     pads_pages: bool = False
@@ -95,7 +97,7 @@ class CacheSettings:
     """
     uniform: bool = False
     """True to convert every layer with a window or chunk to one that keeps every token, even if all layers have the
-    same window. This is not a setting of vLLM, but a memory with which others are compared.
+    same window. vLLM has no such setting: it gives a memory with which that of vLLM is compared.
     """
     mla_block_size: int | None = None
     """Number of tokens in the smallest block of the GPU's backend for MLA. None for that of a Hopper GPU: 16

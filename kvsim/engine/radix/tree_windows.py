@@ -45,7 +45,7 @@ def take(engine: Engine, node: int) -> None:
 @part
 def share_with(engine: Engine, node: int, upper: int) -> None:
     """Record the state of the windows of a node that was split. `upper`, the new node, has windows if `node` has, with
-    the same locks. If `node` was the topmost one of a request's locks, now `upper` is: it gets the value of
+    the same locks. If `node` was the topmost node whose windows a request locks, `upper` now is, and gets the value of
     `Node.edge`.
     """
     old, new = engine.radix.nodes[node], engine.radix.nodes[upper]

@@ -1,7 +1,7 @@
 """Allocators of contiguous memory: first fit, best fit, next fit and buddy.
 
-They allocate extents (contiguous ranges of slots) from a list of holes (free ranges), which is sorted by address. A
-freed extent is merged with the holes next to it.
+They allocate extents (contiguous ranges of slots) from a list of holes (free ranges), which is sorted by address.
+Except in a buddy allocator, a freed extent is merged with the holes next to it.
 
 In a buddy allocator, the length of an extent is a power of two, and its address is a multiple of its length. A freed
 extent merges only with its other half: the hole with which it forms an extent of twice the length. A memory whose
@@ -78,7 +78,7 @@ def extend(engine: Engine, address: int, length: int, longer: int) -> None:
 
 @part
 def free(engine: Engine, address: int, length: int) -> None:
-    """Free an extent, and merge it with the holes next to it."""
+    """Free an extent, and merge it with the holes next to it; in a buddy allocator, only with its other half."""
     state, holes = engine.state, engine.holes
     state.num_free += length
     if engine.settings.fit == BUDDY:
