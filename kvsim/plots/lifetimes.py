@@ -34,7 +34,7 @@ _MAX_PIECES = 32
 visibly.
 """
 _MAX_USES = 32
-"""Largest number of uses that is counted separately; units with more uses count here, too."""
+"""Largest number of uses that is counted separately; units with more uses are counted with it."""
 _MOST_ROWS = np.int64(1 << 32)
 """Exclusive upper bound on the rows of a recording."""
 

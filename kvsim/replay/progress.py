@@ -55,7 +55,7 @@ class Progress:
         """Number of tokens that each request computes in its first step; 0 without a step."""
         nothing = np.zeros(0, np.int64)
         self.waiting = Waits(nothing, nothing, nothing)
-        """Waits for loads of requests that load blocks before they compute; empty before `reset`."""
+        """Waits of requests for their loads; empty before `reset`."""
         scheduled = self._first_row[1:] > self._first_row[:-1]
         self.first_tokens[scheduled] = self._tokens[self._first_row[:-1][scheduled]]
 
@@ -82,8 +82,8 @@ class Progress:
         self._first_row += np.searchsorted(request, np.arange(len(self._first_row)))
 
     def computed(self, requests: IntArray, steps: IntArray | int) -> npt.NDArray[np.int64]:
-        """Return the number of computed tokens of each of `requests` right after its step in `steps` was scheduled; 0
-        before the request's first step.
+        """Return, for each of `requests`, its number of computed tokens right after its step in `steps` was scheduled;
+        0 before its first step.
 
         `steps` has one step for each request, or is one step for all requests.
 
@@ -96,8 +96,8 @@ class Progress:
         return np.where(exists, self._before[row] + self._tokens[row] * times, 0)
 
     def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the last step, up to and including its step in `steps`, in which each of `requests` computes; -1 for
-        none.
+        """Return, for each of `requests`, the last step in which it computes, up to and including its step in `steps`;
+        -1 for none.
         """
         row, times, exists = self._newest(requests, steps)
         return np.where(exists, self._step[row] + times - 1, -1)
@@ -111,14 +111,16 @@ class Progress:
         return is_loading
 
     def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of steps, up to and including its step in `steps`, in which each of `requests` computes."""
+        """Return, for each of `requests`, the number of steps in which it computes, up to and including its step in
+        `steps`.
+        """
         row, times, exists = self._newest(requests, steps)
         before = np.cumsum(self._repeats) - self._repeats
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)
 
     def known(self, requests: IntArray, steps: IntArray) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return two arrays: the number of known tokens of each of `requests` in its newest step up to and including
-        its step in `steps`, and in the step after that newest one.
+        """Return two arrays, with an entry for each of `requests`: its number of known tokens in its newest step up to
+        and including its step in `steps`, and in its next step after that one.
 
         Known tokens are those of the prompt and of processed outputs, without drafts. If a request has no later step,
         the second number is that of all its tokens. Both are 0 before the request's first step. The recording must have
@@ -132,8 +134,8 @@ class Progress:
         return np.where(exists, self._known[row], 0), np.where(exists, later, 0)
 
     def reached(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return the largest number of computed tokens that each of `requests` has had, up to and including its step in
-        `steps`.
+        """Return, for each of `requests`, the largest number of computed tokens that it has had, up to and including
+        its step in `steps`.
 
         Tokens that a preemption discarded count.
         """

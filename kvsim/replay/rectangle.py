@@ -49,7 +49,7 @@ def _is_preallocated(recording: Recording) -> bool:
 def _batches(recording: Recording) -> tuple[list[IntArray], IntArray]:
     """Return the requests of each batch, and the number of slots of each request's row at the end of its batch.
 
-    With a static cache, all rows of a batch have as many slots from its beginning on.
+    With a static cache, the rows have this number of slots from the beginning of the batch.
     """
     schedule, num_steps, num_requests = recording.schedule, len(recording.steps), len(recording.requests)
     first_step = np.full(num_requests, num_steps, np.int64)

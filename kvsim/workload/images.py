@@ -63,7 +63,7 @@ class Image(NamedTuple):
     content: int
     """Number of the image, from 1 on. Equal images have equal numbers."""
     place: int
-    """Number of tokens of the prompt before the image. Earlier images in pixels count as 0 tokens."""
+    """Number of tokens of the prompt before the image. Earlier images whose size is given in pixels count as 0."""
     size: ImageSize
 
 
@@ -82,7 +82,7 @@ class Images:
     content: Int64Array
     """Number of each image, from 1 on; equal images have equal numbers: int64[num_images], as all columns below."""
     place: Int64Array
-    """Number of tokens of the prompt before each image. Earlier images in pixels count as 0 tokens."""
+    """Number of tokens of the prompt before each image. Earlier images whose size is given in pixels count as 0."""
     tokens: Int64Array
     """Number of tokens of each image; 0 if it is given in pixels and the model is not known yet."""
     width: Int64Array
