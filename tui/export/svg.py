@@ -10,13 +10,13 @@ import re
 from functools import lru_cache
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rich.color import Color, blend_rgb
 from rich.terminal_theme import DIMMED_MONOKAI
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.segment import Segment
     from rich.style import Style
@@ -31,6 +31,16 @@ _FONTS: Final = "'DejaVu Sans Mono', Menlo, Consolas, 'Liberation Mono', monospa
 _INK, _GROUND = "#d7dde5", "#12151a"
 
 _UP, _RIGHT = "▁▂▃▄▅▆▇█", "▏▎▍▌▋▊▉█"
+
+
+class _Character(NamedTuple):
+    """A character of a line, with its column, counted from 0, its colours and its weight."""
+
+    column: int
+    text: str
+    ink: str
+    ground: str
+    bold: bool
 
 
 def svg_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
@@ -52,29 +62,37 @@ def shapes_of_lines(lines: Sequence[Iterable[Segment]], ground: str) -> str:
     grounds: list[str] = []
     marks: list[str] = []
     for row, line in enumerate(lines):
-        _draw_line(line, row, ground, grounds, marks)
+        characters, y = _characters(line, ground), row * CELL[1]
+        grounds += _grounds_of_line(characters, y, ground)
+        marks += _marks_of_line(characters, y)
     return "\n".join([*grounds, *marks])
 
 
-def _draw_line(line: Iterable[Segment], row: int, ground: str, grounds: list[str], marks: list[str]) -> None:
-    y, column = row * CELL[1], 0
-    characters: list[tuple[int, str, str, str, bool]] = []
+def _characters(line: Iterable[Segment], ground: str) -> list[_Character]:
+    characters: list[_Character] = []
     for segment in line:
         ink, back, bold = _colors(segment.style, ground)
-        for character in segment.text:
-            characters.append((column, character, ink, back, bold))
-            column += 1
-    for back, run in groupby(characters, key=lambda item: item[3]):
+        for text in segment.text:
+            characters.append(_Character(len(characters), text, ink, back, bold))
+    return characters
+
+
+def _grounds_of_line(characters: list[_Character], y: float, ground: str) -> Iterator[str]:
+    """Yield a rectangle for each run of characters whose background is not `ground`."""
+    for back, run in groupby(characters, key=lambda character: character.ground):
         begin, length = _extent(run)
         if back != ground:
-            grounds.append(rectangle(begin * CELL[0], y, length * CELL[0], CELL[1], back))
-    for (character, ink), run in groupby(characters, key=lambda item: (item[1] if _is_drawn(item[1]) else "", item[2])):
-        if not character:
-            continue
+            yield rectangle(begin * CELL[0], y, length * CELL[0], CELL[1], back)
+
+
+def _marks_of_line(characters: list[_Character], y: float) -> Iterator[str]:
+    """Yield rectangles for block and line characters, then texts for the words."""
+    for (text, ink), run in groupby(characters, key=lambda each: (each.text if _is_drawn(each.text) else "", each.ink)):
         begin, length = _extent(run)
-        marks += _rectangles(character, begin * CELL[0], y, length, ink)
-    for (ink, bold), run in groupby(characters, key=lambda item: (item[2], item[4])):
-        marks += _word_texts(list(run), y, ink, bold=bold)
+        if text:
+            yield from _rectangles(text, begin * CELL[0], y, length, ink)
+    for (ink, bold), run in groupby(characters, key=lambda each: (each.ink, each.bold)):
+        yield from _word_texts(list(run), y, ink, bold=bold)
 
 
 @lru_cache(maxsize=4096)
@@ -95,8 +113,9 @@ def _hex(color: Color | None, otherwise: str) -> str:
     return otherwise if color is None or color.is_default else color.get_truecolor(DIMMED_MONOKAI).hex
 
 
-def _extent(run: Iterable[tuple[int, str, str, str, bool]]) -> tuple[int, int]:
-    columns = [item[0] for item in run]
+def _extent(run: Iterable[_Character]) -> tuple[int, int]:
+    """Return the first column of consecutive characters, and their number."""
+    columns = [character.column for character in run]
     return columns[0], len(columns)
 
 
@@ -136,11 +155,12 @@ def _rectangles(character: str, x: float, y: float, length: int, ink: str) -> li
     ]
 
 
-def _word_texts(alike: list[tuple[int, str, str, str, bool]], y: float, ink: str, *, bold: bool) -> list[str]:
-    text = "".join(" " if _is_drawn(item[1]) else item[1] for item in alike)
+def _word_texts(alike: list[_Character], y: float, ink: str, *, bold: bool) -> list[str]:
+    """Return a text for each word of consecutive characters of one style, at the column where the word begins."""
+    text = "".join(" " if _is_drawn(character.text) else character.text for character in alike)
     weight = ' class="b"' if bold else ""
     return [
-        f'<text x="{(alike[0][0] + found.start()) * CELL[0]}" y="{y + _BASELINE}" fill="{ink}"{weight}>'
+        f'<text x="{(alike[0].column + found.start()) * CELL[0]}" y="{y + _BASELINE}" fill="{ink}"{weight}>'
         f"{escape(found[0], quote=False)}</text>"
         for found in re.finditer(r"\S+", text)
     ]
