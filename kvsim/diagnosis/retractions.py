@@ -81,11 +81,13 @@ class Retraction:
     ratio: float
     """SGLang's `new_token_ratio` after the step that retracted requests."""
     back_s: float
-    """Time in seconds at which the ratio is as low as before; earlier if the next retraction comes or the run ends."""
+    """Time in seconds at which the ratio is as low as before; if the next retraction or the end of the run is earlier,
+    the time of that.
+    """
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span
-    """Means over an equally long time before the retraction."""
+    """Means over the time before the retraction, for as long as `after`, but not before the first step."""
     after: Span
     """Means from the retraction to `back_s`."""
 
