@@ -99,7 +99,9 @@ def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
             ("without a batch", f"{all_steps:,} steps of ranks that waited for others, {most:,} at most of one")
         )
     if totals.num_prefill:
-        rows.append(("fetched", f"{size_words(totals.fetched_bytes)} of KV, from prefill to decode servers"))
+        rows.append(
+            ("fetched", f"{size_words(totals.fetched_bytes)} of KV on each GPU, from prefill to decode servers")
+        )
     if totals.store is not None:
         held, capacity, loaded, written, evicted = (
             size_words(totals.block_bytes * totals.store[f"{what}_blocks"])

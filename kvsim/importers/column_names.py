@@ -38,7 +38,7 @@ _DATES = {
 }  # fmt: skip
 _CLOCKS = {"unix", "epoch", "utc"}
 """Words in a column's name that say from when a clock counts."""
-_COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number", "of"}
+_COUNTING = {"tokens", "token", "len", "lens", "length", "lengths", "size", "count", "num", "n", "number"}
 _NOUNS = {
     "prompt_tokens": {"prompt", "input", "context", "prefill", "request", "question", "in"},
     "output_tokens": {
@@ -75,7 +75,7 @@ def meaning(name: str) -> Meaning | None:
     joined = "".join(base)
     if joined in _TIMES | _DATES or (words and not base):
         return Meaning("arrival_s", unit, joined in _DATES)
-    nouns = [word for word in words if word not in _COUNTING]
+    nouns = [word for word in words if word not in _COUNTING and word != "of"]
     for length, known in _NOUNS.items():
         if len(nouns) == 1 and nouns[0] in known and (len(words) > 1 or nouns[0] in _BARE):
             return Meaning(length)
@@ -83,7 +83,7 @@ def meaning(name: str) -> Meaning | None:
 
 
 def counts_tokens(name: str) -> bool:
-    """Tell whether the column `name`, known or not, has lengths, not times."""
+    """Tell whether a word of a column's `name` says that the column has counts or lengths, so that it has no times."""
     return not _COUNTING.isdisjoint(_words(name))
 
 

@@ -60,7 +60,8 @@ class FleetTotals:
     one_pool_hit_tokens: int
     """Prompt tokens that would be hits in one endless cache for all servers: an upper bound for every router."""
     mean_duplicate_bytes: float
-    """Bytes of cached prefixes beyond one copy, mean over samples that are taken at some arrivals.
+    """Bytes, on all GPUs together, of cached prefixes beyond one copy: mean over samples that are taken at some
+    arrivals.
 
     A prefix on three servers counts twice.
     """
@@ -134,8 +135,8 @@ def fleet_totals(
         peak_occupancy=max(float(np.nan_to_num(summary.peak_occupancy)) for summary in summaries),
         imbalance=max((_imbalance(kind) for kind in (prefilling, decoding) if kind), default=np.nan),
         **_prefix_hits(meta, prefilling or summaries, prompts),
-        mean_duplicate_bytes=mean_duplicate_blocks * meta.pool.bytes_per_unit,
-        most_duplicate_bytes=most_duplicate_blocks * meta.pool.bytes_per_unit,
+        mean_duplicate_bytes=mean_duplicate_blocks * block_bytes,
+        most_duplicate_bytes=most_duplicate_blocks * block_bytes,
         num_prefill=num_prefill,
         fetched_bytes=fetched_blocks * meta.pool.bytes_per_unit,
         num_ranks=num_ranks,

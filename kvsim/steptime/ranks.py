@@ -55,9 +55,9 @@ class RankTimes:
         return excess * float(np.interp(num_tokens, GROUP_SIZES, self.group_s))
 
     def step_time(self, shape: StepShape) -> StepTime:
-        """Return the times of a step of this shape on one rank, if no other rank has work."""
-        own = self.own.step_time(shape)
-        return own._replace(gpu_s=own.gpu_s + self.experts_s(int(shape.num_tokens) + self.num_ranks - 1))
+        """Return the times of a step of this shape on one rank, if all other ranks take an `IDLE_STEP`."""
+        (cost, *_), experts_s = self._costs([shape] + [IDLE_STEP] * (self.num_ranks - 1))
+        return cost._replace(gpu_s=cost.gpu_s + experts_s)
 
     def together(self, steps: Sequence[RankStep], free_s: float) -> list[RankStep]:
         """Return `steps`, one per rank, with `launched_s`, `done_s` and `throttle` filled in.
@@ -65,20 +65,12 @@ class RankTimes:
         The kernels of all ranks start when the last rank has prepared its step, but not before the GPUs are free at
         `free_s`. If all steps are captured graphs, each is padded to the size of the largest.
         """
-        most = max(int(step.shape.num_tokens) for step in steps)
-        is_captured = most <= self.own.max_captured_tokens
-        num_tokens = most * len(steps) if is_captured else sum(int(step.shape.num_tokens) for step in steps)
-        is_unequal = not is_captured and num_tokens < most * len(steps)
-        costs = [
-            self.own.step_time(step.shape._replace(num_tokens=most) if is_captured else step.shape) for step in steps
-        ]
-        if is_unequal:
-            costs = [cost._replace(launch_s=cost.launch_s + self.unequal_s) for cost in costs]
+        costs, experts_s = self._costs([step.shape for step in steps])
         kernels_begin_s = max(free_s, *(step.begin_s + cost.prepare_s for step, cost in zip(steps, costs, strict=True)))
         on_gpu = [
             throttled_gpu_s(cost, kernels_begin_s, step.throttle) for step, cost in zip(steps, costs, strict=True)
         ]
-        kernels_end_s = kernels_begin_s + max(gpu_s for gpu_s, _ in on_gpu) + self.experts_s(num_tokens)
+        kernels_end_s = kernels_begin_s + max(gpu_s for gpu_s, _ in on_gpu) + experts_s
         launched = [
             max(kernels_begin_s - cost.prepare_s, step.begin_s) + cost.launch_s
             for step, cost in zip(steps, costs, strict=True)
@@ -88,6 +80,17 @@ class RankTimes:
             step._replace(done_s=done_s, launched_s=launched_s, throttle=throttle)
             for step, launched_s, (_, throttle) in zip(steps, launched, on_gpu, strict=True)
         ]
+
+    def _costs(self, shapes: Sequence[StepShape]) -> tuple[list[StepTime], float]:
+        """Return the times of the ranks' steps without experts and exchanges, and the seconds of these."""
+        sizes = [int(shape.num_tokens) for shape in shapes]
+        if max(sizes) <= self.own.max_captured_tokens:
+            padded = [shape._replace(num_tokens=max(sizes)) for shape in shapes]
+            return [self.own.step_time(shape) for shape in padded], self.experts_s(max(sizes) * len(sizes))
+        costs = [self.own.step_time(shape) for shape in shapes]
+        if min(sizes) < max(sizes):
+            costs = [cost._replace(launch_s=cost.launch_s + self.unequal_s) for cost in costs]
+        return costs, self.experts_s(sum(sizes))
 
 
 class RankStep(NamedTuple):

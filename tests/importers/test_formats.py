@@ -344,6 +344,7 @@ def test_ragpulse_is_found_too(ragpulse: Path) -> None:
         ("arrival_s,prompt_tokens,output_tokens,prompt_tokens\n", "line 1: the column prompt_tokens is there more"),
         ("arrival_s,prompt_tokens,output_tokens\n0,0,5\n", "has 1 requests, none with both a prompt and an answer"),
         ("sent,prompt_tokens,output_tokens\n0,5,5\n", "--columns arrival_s=...."),
+        ("time_of_arrival,prompt_tokens,output_tokens\n0,5,5\n", "--columns arrival_s=...."),
         (PLAIN.replace("100,8", "100,4"), "line 2: max_tokens should be a whole number from 5 to"),
         (PLAIN.replace("chat,64", "chat,101"), "line 2: prefix_tokens should be a whole number from 1 to 100"),
         (PLAIN.replace("chat,64", "chat,"), "line 2: prefix_group and prefix_tokens go together"),

@@ -136,6 +136,16 @@ def test_a_step_lasts_as_long_as_that_of_the_slowest_rank_and_experts_see_the_to
     assert times.experts_s(1 << 21) == pytest.approx(2 * times.experts_s(1 << 20))
 
 
+@pytest.mark.parametrize("num_tokens", [1, 32, 4096])
+def test_the_time_of_a_step_is_that_beside_idle_steps(num_tokens: int) -> None:
+    times = ranks(4).step_time
+    assert isinstance(times, RankTimes)
+    shape = StepShape(num_tokens, num_tokens, 0, 200 * num_tokens, 0)
+    steps = times.together([RankStep(shape, 1.0), *[RankStep(IDLE_STEP, 1.0, has_batch=False)] * 3], 0.0)
+    cost = times.step_time(shape)
+    assert steps[0].done_s == pytest.approx(1 + max(cost.prepare_s + cost.gpu_s, cost.launch_s))
+
+
 @pytest.mark.parametrize(("name", "number"), [("Qwen3-30B-A3B", 2), ("DeepSeek-V3", 8), ("DeepSeek-V3", 16)])
 @pytest.mark.parametrize("whole", [True, False])
 def test_experts_are_divided_among_all_ranks_and_other_weights_are_on_each(name: str, number: int, whole: bool) -> None:

@@ -195,6 +195,9 @@ def test_what_is_held_twice_is_counted_once_less(make_machine: Callable[[int], M
     )
     fleet = measure_fleet(workload, POLICY, make_machine(400), behind("round-robin"))
     assert fleet.most_duplicate_blocks == (NUM_SERVERS - 1) * 16 // 4
+    two_gpus = replace(make_machine(400), model=make_machine(400).model.served(tensor_parallel_size=2))
+    totals = measure_fleet(workload, POLICY, two_gpus, behind("round-robin")).totals()
+    assert totals.most_duplicate_bytes == fleet.most_duplicate_blocks * totals.block_bytes
     alone = measure_fleet(workload, POLICY, make_machine(400), behind("prefix"))
     assert alone.most_duplicate_blocks == 0
 
