@@ -81,8 +81,8 @@ class GenerateRecorder:
         self._min_new_tokens = False
         self._given_back: list[int] = []
         self.batches: list[dict[str, Any]] = []
-        """A dictionary for each call of `generate()` up to now: its rows, width, new tokens, cache, and whether it was
-        padded.
+        """A dictionary for each call of `generate()` up to now: number of rows, length of the padded prompts, number of
+        new tokens per row, whether a prompt was padded, and implementation of the cache.
         """
         self._step_ends_us: list[float] = []
         self._memory_before = self._memory_after = _memory_held(cuda=False)

@@ -20,7 +20,7 @@ from kvsim.workload import Workload
 
 _SPECIAL_TOKENS = 10
 """Number of first ids of a vocabulary that are never drawn, because they may be special tokens."""
-_CLASSES = {
+_MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
     "GraniteForCausalLM": "llama",
     "Phi3ForCausalLM": "llama",
@@ -29,7 +29,9 @@ _CLASSES = {
     "Qwen3ForCausalLM": "qwen3",
     "": "llama",
 }
-"""`model_type` of the written configuration, by the model's class. Both have the same matrices and biases."""
+"""`model_type` of the written configuration, by the model's class. Models of this type have the same matrices and
+biases as those of the class.
+"""
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -63,8 +65,8 @@ def write_config(model: Model, folder: Path) -> Path:
     """Write a `config.json` of the shape of `model` into `folder` and return the folder.
 
     Raises:
-        UsageError: `model` has experts, images, quantized weights, a class that is not in `_CLASSES`, or a layer other
-            than full attention with `num_kv_heads` and `head_dim`.
+        UsageError: `model` has experts, images, quantized weights, a class that is not in `_MODEL_TYPES`, or a layer
+            other than full attention with `num_kv_heads` and `head_dim`.
     """
     if special := _special_parts(model):
         raise UsageError(
@@ -89,7 +91,7 @@ def _special_parts(model: Model) -> str:
         return "an encoder for images"
     if model.quantization is not None:
         return f"{model.quantization.method} weights"
-    return "" if model.architecture in _CLASSES else f"the layers of {model.architecture}"
+    return "" if model.architecture in _MODEL_TYPES else f"the layers of {model.architecture}"
 
 
 def shape_of(config: Any) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def shape_of(config: Any) -> dict[str, Any]:
 
 
 def _plain_config(model: Model) -> dict[str, Any]:
-    model_type = _CLASSES[model.architecture]
+    model_type = _MODEL_TYPES[model.architecture]
     return {
         "architectures": [_ARCHITECTURES[model_type]],
         "model_type": model_type,

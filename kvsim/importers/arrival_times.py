@@ -54,8 +54,8 @@ _LONGEST_S = 1e8
 
 It is some three years; more is a mistake.
 """
-_LATE = 10_000
-"""Numbers without a unit may be dates or times of day without separators if they are at least as large."""
+_LEAST_DATE = 10_000
+"""Numbers without a unit may be dates or times of day without separators if they are at least this large."""
 _DAYS = (10_957, 88_069)
 """Range that contains the day numbers of 2000 to 2099, whether counted from 1970, from 1900 (spreadsheets) or from
 November 1858 (modified Julian dates).
@@ -278,7 +278,7 @@ class Clock:
             )
 
     def _check_unstated(self, low: float) -> None:
-        if self.unit is None and (low >= _LATE or self.dated):
+        if self.unit is None and (low >= _LEAST_DATE or self.dated):
             raise self._error(
                 f"begins at {self._shown(low)}, which is no time since 1970, and may be seconds or a day or an hour "
                 "of a calendar; write times such as 2026-11-16T18:15:46, or say that these are seconds with --columns "

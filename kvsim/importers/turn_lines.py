@@ -59,7 +59,7 @@ class TurnLines:
         """Add the turn of the next request, which waits for request `after` and for all requests `names`.
 
         It is sent `pause_s` seconds after these have ended. Its prompt repeats `history_tokens` tokens of `after`;
-        `WHOLE`: its prompt and its output.
+        `WHOLE` means the prompt and the output of `after`.
         """
         self.also_after.append([other for each in dict.fromkeys(names) if (other := self._row_of[each]) != after])
         row = len(self.after)

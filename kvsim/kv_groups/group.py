@@ -69,7 +69,9 @@ class KVCacheGroup:
     layers without a window or chunk, and for a `full` group whose layers have different windows.
     """
     spec: int = 0
-    """Number that groups of equal layers share. Their prefixes are looked up together."""
+    """Number of the kind of layers: groups of equal layers have the same number. Prefixes are looked up in such groups
+    together.
+    """
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0

@@ -54,7 +54,7 @@ class Grouping:
             stages: indices of the layers of each pipeline stage.
 
         Raises:
-            UsageError: `hash_block_size` does not divide the blocks of all groups.
+            UsageError: `hash_block_size` does not divide the block sizes of all groups.
         """
         seen: list[LayerSpec] = []
         groups = []
@@ -191,7 +191,7 @@ def _hash_block_size(
     a recurrent group has larger blocks than another group.
 
     Raises:
-        UsageError: `stated` does not divide the blocks of all groups.
+        UsageError: `stated` does not divide the block sizes of all groups.
     """
     if len(groups) == 1 or not caches_prefixes:
         return scheduler_block_size

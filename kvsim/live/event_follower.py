@@ -22,8 +22,8 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.provenance import meta_from_document
 
 TAIL_STEPS = 1_024
-"""Number of steps between two moments (cuts) at which an `Excerpt` may begin. It has at least as many steps, because
-the newest cut is not used.
+"""Largest number of steps between two moments (cuts) at which an `Excerpt` may begin. An excerpt begins at a cut before
+the newest one, so that it is not too short.
 """
 TAIL_VALUES = 32_768
 """Number of new table rows after which an excerpt may begin before `TAIL_STEPS` steps have passed."""
@@ -33,7 +33,7 @@ MAX_VALUES = 4_000_000
 """Largest number of table rows and prompt hashes that are kept. A server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
 """Largest number of requests that are kept; beyond it, the first half of the steps is dropped."""
-_WEIGHED_BYTES = 1 << 18
+_CHECK_EVERY_BYTES = 1 << 18
 """Number of received bytes between two checks against `MAX_VALUES`. One byte adds less than one row or hash."""
 _TOO_MUCH = "it holds more than can be shown of a server"
 MAX_UNITS = 1 << 22
@@ -55,7 +55,7 @@ class EventFollower:
         self._meta: Meta | None = None
         self._seen_steps = 0
         """Number of steps that the server had run at the last call of `recent`."""
-        self._unweighed_bytes = 0
+        self._unchecked_bytes = 0
         self._marks_changes = False
         """True if the server has sent an empty line. Older recorders send none."""
         self.is_complete = True
@@ -92,9 +92,9 @@ class EventFollower:
                 window.apply(event)
         except (LookupError, ValueError, TypeError) as error:
             raise RecordingError(f"{event[0]!r} {eventlog.not_following(error)}") from error
-        self._unweighed_bytes += len(text)
-        if self._unweighed_bytes > _WEIGHED_BYTES:
-            self._unweighed_bytes = 0
+        self._unchecked_bytes += len(text)
+        if self._unchecked_bytes > _CHECK_EVERY_BYTES:
+            self._unchecked_bytes = 0
             if self._windows[-1].builder.num_values > 2 * MAX_VALUES:
                 raise RecordingError(_TOO_MUCH)
 

@@ -285,7 +285,9 @@ class _EncoderMirror:
         self._users = {image: dict.fromkeys(rows[local] for local in users) for image, users in self._users.items()}
 
     def images(self) -> list[list[int]]:
-        """Return [image id, number of encoder outputs] of all cached images: idle ones by eviction, then others."""
+        """Return [image id, number of encoder outputs] of all cached images: first the idle ones in the order of
+        eviction, then the others.
+        """
         used = [image for image in self._users if image not in self._idle]
         return [[image, self._outputs[image]] for image in (*self._idle, *used)]
 

@@ -304,7 +304,7 @@ def test_a_pool_that_no_server_has_is_refused(num_units: int | None) -> None:
 
 def test_a_server_that_holds_more_than_can_be_shown_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_VALUES", 1_000)
-    monkeypatch.setattr(module, "_WEIGHED_BYTES", 1_000)
+    monkeypatch.setattr(module, "_CHECK_EVERY_BYTES", 1_000)
     follower = begun()
     for number in range(999):
         follower.hear(line("arrive", f"r{number}", 0.0, 4, 4, 0, []))

@@ -61,15 +61,15 @@ def test_every_slot_is_where_the_schedule_has_it(is_async: bool) -> None:
             computed = int(schedule.computed_before[row]) + int(schedule.tokens[row])
             assert slots.known == min(int(schedule.known[row]), computed)
             assert slots.known + slots.under_way == computed
-            assert 0 <= slots.taken_back <= NUM_DRAFTS
+            assert 0 <= slots.num_rejected <= NUM_DRAFTS
             assert (slots.known + slots.under_way + slots.lookahead) % 4 == 0
             line = draft_keys(slots, 400, half_blocks=False)[0].tolist()
             known, under_way, back, ahead = (line.count(key) for key in keys(KNOWN, UNDER_WAY, REJECTED, LOOKAHEAD))
-            assert back == slots.taken_back
+            assert back == slots.num_rejected
             assert known + under_way + back + ahead == slots.known + slots.under_way + slots.lookahead
             assert known <= slots.known
             assert ahead <= slots.lookahead
-            taken_back += slots.taken_back
+            taken_back += slots.num_rejected
     assert taken_back > 20
 
 

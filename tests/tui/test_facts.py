@@ -49,7 +49,7 @@ def test_the_state_of_a_request_in_words(tiny: Recording, request_row: int, time
 def test_the_figures_of_a_request(tiny: Recording) -> None:
     session = Session(tiny, at_s=1)
     facts = request_facts(session, 0)
-    assert (facts.computed, facts.full, facts.num_units, facts.generated_tokens) == (7, 8, 2, 1)
+    assert (facts.computed, facts.final_slots, facts.num_units, facts.generated_tokens) == (7, 8, 2, 1)
     lines = dict(request_lines(session, 0, facts))
     assert lines["prompt"] == "6 tokens"
     assert lines["output"] == "1 of 3"

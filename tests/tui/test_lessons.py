@@ -161,11 +161,11 @@ def test_lesson_2_turns_finished_rows_into_padding(guided: Callable[[str], Guide
 @pytest.mark.parametrize("number", ["2", "4"])
 def test_held_rows_do_not_run_in_the_chart_either(guided: Callable[[str], Guided], number: str) -> None:
     session = guided(number).sessions[0]
-    held = session.counts("running") - session.charts.running
+    held = session.step_column("running") - session.charts.running
     for frame in range(session.player.last_frame + 1):
         session.player.go_to_frame(frame)
         session.show()
-        assert held[frame] == session.num_idle
+        assert held[frame] == session.num_complete_rows
     assert held.max() > 0
 
 

@@ -352,7 +352,7 @@ async def test_a_line_through_all_charts_marks_the_frame_whose_values_are_at_the
             lines = [chart.render_line(y).text for y in range(chart.size.height)]
             assert {line[GUTTER + chart.cursor_column] for line in lines[:-1]} == {"┃"}
             now, preempted = session.player.frame, session.recording.steps.preempted
-            counts = {name: session.counts(name)[now] for name in ("running", "waiting")}
+            counts = {name: session.step_column(name)[now] for name in ("running", "waiting")}
             counts["preempted"] = preempted[: now + 1].sum()
             labels = [line[:GUTTER].split() for line in lines[-4:-1]]
             assert labels == [[name, f"{number:,}"] for name, number in counts.items()]

@@ -130,7 +130,7 @@ def test_names_beside_the_pool_take_no_more_than_the_width(
     found = levels(num_units, 16, width, height, stride=stride, half_blocks=True, names=names)
     assert found[0].span <= width
     beside = (0, names + 2) if stride is not None else (0, len(str(num_units)) + 1)
-    assert all(tiling.margin in beside for tiling in found if not tiling.cut)
+    assert all(tiling.margin in beside for tiling in found if not tiling.separates_units)
     for tiling in found:
         if tiling.detail is Detail.SLOTS:
             assert tiling.wide >= tiling.gutter + 16 or tiling.width > width
@@ -144,7 +144,7 @@ def test_units_that_are_cut_apart_are_equally_large_and_have_room_for_their_numb
     found = [
         tiling
         for tiling in levels(num_units, 16, width, height, stride=None, half_blocks=True, names=names)
-        if tiling.cut
+        if tiling.separates_units
     ]
     digits = len(str(num_units))
     for tiling in found:
@@ -164,7 +164,7 @@ def test_pools_beside_each_other_have_their_names_in_the_same_places() -> None:
     """A pool that alone would have room below its blocks has its names where the larger pool has them."""
     size = {"stride": None, "half_blocks": True, "names": 1}
     large, alone, beside = (
-        next(tiling for tiling in levels(number, 16, 58, 20, most_units=most, **size) if tiling.cut)  # type: ignore[arg-type]
+        next(tiling for tiling in levels(number, 16, 58, 20, most_units=most, **size) if tiling.separates_units)  # type: ignore[arg-type]
         for number, most in ((158, 0), (79, 0), (79, 158))
     )
     assert alone.gap

@@ -22,7 +22,7 @@ from kvsim.workload import LogNormal, Poisson, SharedPrefixes, generate
 from kvsim_tui import fleet_of, open_fleet
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.export.picture_file import svg_of, wait_until_drawn
-from kvsim_tui.facts.fleet_telling import about_all, beside_strip, why_waiting
+from kvsim_tui.facts.fleet_telling import about_all, beside_pool, why_waiting
 from kvsim_tui.playback.fleet_servers import FleetServers
 from kvsim_tui.screens.wall import Wall
 from kvsim_tui.screens.watch import Watch
@@ -242,9 +242,9 @@ def test_prefill_and_decode_servers_name_each_other(apart: list[Recording]) -> N
         came = server.handovers.came_from(fleet.player.duration_s)
         assert came == {0: len(server.requests)}
         fleet.player.go_to_time(fleet.player.duration_s)
-        assert f"{came[0]} requests from prefill-0" in beside_strip(fleet, server, server.at(kept_s), 60)
+        assert f"{came[0]} requests from prefill-0" in beside_pool(fleet, server, server.at(kept_s), 60)
     fleet.player.go_to_time(kept_s)
-    lines = beside_strip(fleet, prefill, prefill.at(kept_s), 60)
+    lines = beside_pool(fleet, prefill, prefill.at(kept_s), 60)
     assert re.match(r"\d+ requests? kept for decode-[01]", lines[0])
 
 

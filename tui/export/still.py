@@ -71,9 +71,10 @@ def host_still(session: Session, symbols: Symbols, width: int, height: int) -> l
 
 
 def host_legend(session: Session, *, hued: bool = True) -> list[tuple[list[int], str]]:
-    """Return the legend of host memory at the current frame: paint codes, each list with its meaning.
+    """Return the legend of host memory at the current frame: (paints, meaning) of each entry. A paint is the number of
+    a colour; see `pool.paint`.
 
-    Empty without host memory. If `hued`, the paints of owners have their hues, as in a map in colours.
+    Empty without host memory. If `hued`, owners' blocks have the owners' hues, as in a map in colours.
     """
     return legend_now(session, hued=hued)
 
@@ -84,7 +85,7 @@ def _drawn(keys: npt.NDArray[np.int32], symbols: Symbols) -> list[list[tuple[str
 
 
 def pool_legend(session: Session, color_by: ColorBy) -> list[tuple[list[int], str]]:
-    """Return the legend of the pool if colours mean `color_by`: paint codes, each list with its meaning.
+    """Return the legend of the pool if colours mean `color_by`: (paints, meaning) of each entry.
 
     Percentages are of the pool or, for a training batch, of the rows in use.
     """
@@ -130,6 +131,6 @@ def legend(session: Session, symbols: Symbols, color_by: ColorBy) -> str:
 
 
 def in_characters(entries: Iterable[tuple[Iterable[int], str]], symbols: Symbols) -> str:
-    """Return a legend as a line of characters. Each entry has paint codes and their meaning."""
+    """Return a legend as a line of characters. Each entry is (paints, meaning)."""
     glyphs = paint_glyphs(symbols)
     return "   ".join(f"{''.join(glyphs[paint] for paint in paints)} {words}" for paints, words in entries)

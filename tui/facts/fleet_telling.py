@@ -52,7 +52,7 @@ def fleet_story(fleet: FleetServers) -> Story:
     return Story(frame=fleet.player.frame, parts=parts, shorter=(whole,))
 
 
-def beside_strip(fleet: FleetServers, server: FleetServer, now: ServerNow, room: int) -> list[str]:
+def beside_pool(fleet: FleetServers, server: FleetServer, now: ServerNow, room: int) -> list[str]:
     """Return the lines of at most `room` characters that are shown beside a server's pool, the most important first.
 
     They are about transfers, the queue, and tokens and preemptions from the beginning of the run to the clock.
@@ -87,7 +87,9 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
 
 
 def _balance_words(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
-    """Compare, in words, the tokens computed by the busiest server with the mean of the servers of its kind."""
+    """Compare, in words, the tokens computed by the busiest server with the mean of the servers of its kind (prefill or
+    decode), or of all servers if they do both.
+    """
     times, kind = fleet.imbalance(now)
     return f"busiest {kind}{' ' * bool(kind)}server computed {times:.2f} times {'their' if kind else 'the'} mean"
 
@@ -135,7 +137,8 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
 
 
 def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:
-    """List, for each other server, the requests whose KV it will get or has sent, in at most `room` characters.
+    """List, for each other server, the requests whose KV that other server will fetch or has sent, in at most `room`
+    characters.
 
     A prefill server keeps KV for decode servers, and a decode server has KV from prefill servers. The text is empty for
     other servers and without transfers.

@@ -32,8 +32,8 @@ class TableRow:
     kind: LayerKind
     num_held: int
     """Number of blocks held in these tables."""
-    num_released: int
-    """Number of blocks before the last held one that were released or never held."""
+    num_missing_before: int
+    """Number of blocks before the last held one that the request does not hold: released, or never held."""
     parts: tuple[int, ...]
     """`RELEASED`, `HELD` or `AHEAD` for equally long parts of the sequence, in order, in this kind's first table."""
 
@@ -48,7 +48,7 @@ def table_rows(session: Session, request: int, num_parts: int) -> list[TableRow]
             TableRow(
                 kind=kind,
                 num_held=sum(map(len, held)),
-                num_released=sum(_num_missing_before_last(positions) for positions in held),
+                num_missing_before=sum(_num_missing_before_last(positions) for positions in held),
                 parts=_states_of_parts(np.sort(held[0]), kind.group.block_size, int(replay.full[request]), num_parts),
             )
         )

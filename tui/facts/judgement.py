@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _FULL_FREE_SHARE: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SHORT_SHARE_OF_RUN: Final = 0.1
-"""Times are rounded to a tenth of the run's duration if they are a larger share of it, otherwise to a tenth of the time
+"""A time of at least this share of the run's duration is rounded to a tenth of the run, a shorter one to a tenth of
 itself.
 """
 _MUCH_WASTE_PERCENT: Final = 25.0
@@ -45,9 +45,10 @@ def judgement_of(session: Session) -> Judgement:
 
 
 def _limiting_facts(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return what held requests back, as a short text and a long one; `limit` None: nothing did.
+    """Return what held requests back, as a short text and a long one.
 
-    Then the texts are about refused requests if there are any, about waste if there is much, or say that nothing waits.
+    If `limit` is None, nothing did. The texts are then about refused requests if there are any, otherwise about waste
+    if there is much; otherwise they say that nothing waits.
     """
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
@@ -103,7 +104,8 @@ def _full_words(session: Session) -> str:
 
 
 def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[str, str]:
-    """Return a remedy in words, and the key that shows its effect ("" if none).
+    """Return a remedy in words, and the key that shows its effect ("" if none). `limit` is what held requests back;
+    None if nothing did.
 
     After a diagnosis, the remedy is the first change with which the load fits the server.
     """

@@ -53,8 +53,8 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
 
 
 def preemption_reason(session: Session) -> str:
-    """Return the reason for preemptions: too few blocks, or, without blocks, no free slots after a reservation that
-    must grow.
+    """Return the reason for preemptions: too few blocks are free or, in a pool without blocks, a reservation must grow,
+    but the slots after it are not free.
     """
     return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 

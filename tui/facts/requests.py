@@ -32,7 +32,7 @@ class RequestFacts:
     """Number of output tokens of the request in the whole recording."""
     computed: int
     """Number of the request's slots that are written."""
-    full: int
+    final_slots: int
     """Number of slots that the request will have written at its end."""
     pad: int
     """Number of padding slots before the prompt."""
@@ -59,7 +59,7 @@ def request_facts(session: Session, request: int) -> RequestFacts:
         generated_tokens=session.num_output_tokens(request),
         output_tokens=output,
         computed=computed,
-        full=int(replay.full[request]),
+        final_slots=int(replay.full[request]),
         pad=pad,
         num_units=len(addresses),
         preemptions=_preemptions(session, request),
@@ -148,7 +148,10 @@ def request_lines(session: Session, request: int, facts: RequestFacts) -> list[t
         ("prompt", plural(facts.prompt_tokens, "token")),
         *_padding(facts),
         ("output", f"{facts.generated_tokens:,} of {facts.output_tokens:,}{at_most}"),
-        ("written", f"{min(facts.computed, facts.full) - facts.pad:,} of {facts.full - facts.pad:,} {noun}"),
+        (
+            "written",
+            f"{min(facts.computed, facts.final_slots) - facts.pad:,} of {facts.final_slots - facts.pad:,} {noun}",
+        ),
         ("holds", plural(facts.num_units, session.unit_name) if facts.holds else "no memory"),
         *([("wasted", _wasted(session, facts)), *share_lines(session, request)] if facts.holds else []),
         ("preempted", _times(facts.preemptions, int(requests.preemptions[request]))),
@@ -173,7 +176,7 @@ def _end_label(session: Session, request: int, facts: RequestFacts) -> str:
     """Return the label of a request's end. In a static batch, a request is freed some time after its last token."""
     if session.recording.requests.finished_s[request] <= session.player.clock_s:
         return "finished"
-    return "is freed" if facts.holds and facts.computed > facts.full else "will finish"
+    return "is freed" if facts.holds and facts.computed > facts.final_slots else "will finish"
 
 
 def _adapter(session: Session, request: int) -> list[tuple[str, str]]:
@@ -198,7 +201,7 @@ def _drafts(session: Session, request: int, facts: RequestFacts) -> list[tuple[s
 
 
 def _padding(facts: RequestFacts) -> list[tuple[str, str]]:
-    after = max(facts.computed - facts.full, 0)
+    after = max(facts.computed - facts.final_slots, 0)
     texts = [f"{number:,} {where}" for number, where in ((facts.pad, "before"), (after, "after")) if number]
     return [("padding", ", ".join(texts))] if texts else []
 

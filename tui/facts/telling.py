@@ -36,7 +36,7 @@ _LEAST_WASTE_SHARE: Final = 0.05
 def story_of(session: Session) -> Story:
     """Return the story of a complete run: preemptions, or else waste, or refusals, or the busiest moment."""
     steps = session.recording.steps
-    waiting = session.counts("waiting")
+    waiting = session.step_column("waiting")
     preempted = np.flatnonzero(steps.preempted > 0)
     if session.rows is not None:
         return Story(frame=session.player.last_frame, parts=(str(session.rows),))
@@ -58,7 +58,7 @@ def story_of(session: Session) -> Story:
         return _whole_run_story(
             int(refused.frame[0]), (f"{len(refused):,} refused", *parts, *_mean_waiting_words(session))
         )
-    running = session.counts("running")
+    running = session.step_column("running")
     busiest = int(np.argmax(running))
     free = np.append(steps.free_units, session.replay.num_units)
     in_use = percent(session.replay.num_units - int(free.min()), session.replay.num_units)

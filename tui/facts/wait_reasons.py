@@ -94,8 +94,8 @@ def _no_room_for_answer(session: Session) -> tuple[str, ...]:
     """Return the reason for which SGLang does not admit the head of the queue; empty if unknown.
 
     A request is admitted if its tokens, its longest answer and one more page fit into the free slots that are not kept
-    for running requests. For each running request, a share of the slots is kept that the rest of its answer may take.
-    The share changes with each step and is not recorded. If the request fits even with a share of 1, it waits for
+    for running requests. For each running request, SGLang keeps a share of the slots that the rest of its answer may
+    take. The share changes with each step and is not recorded. If the request fits even with a share of 1, it waits for
     something else.
     """
     replay, policy = session.replay, session.recording.meta.policy

@@ -13,7 +13,8 @@ A name begins with the subject:
   `hits.3.tokens` is that size
 - `fleet.in turn`: a fleet by its label
 - `remedy.3`: a remedy against preemptions, in the order of the drawing
-- `ladder.4`: a rung of the ladder; `ladder.2.4.gain` is the product of the gains above rung 2 up to rung 4, and
+- `ladder.4`: a rung of the ladder, a list of servers (rungs) that each have one more optimization than the one before;
+  `ladder.2.4.gain` is the product of the gains above rung 2 up to rung 4, and
   `ladder.total` that of all rungs
 
 It ends with the figure. The function for each subject has the figures as the keys of its result.
@@ -226,8 +227,8 @@ class Figures:
         served, total = int(session.served[frame]), int(session.served[-1])
         preempted = int(session.recording.steps.preempted[: frame + 1].sum())
         return {
-            "running": f"{session.counts('running')[frame] - session.num_idle:,}",
-            "waiting": f"{session.counts('waiting')[frame]:,}",
+            "running": f"{session.step_column('running')[frame] - session.num_complete_rows:,}",
+            "waiting": f"{session.step_column('waiting')[frame]:,}",
             "waiting_names": ", ".join(waiting) or "no request",
             "finished": f"{session.num_finished:,}",
             "preempted": f"{preempted:,}",

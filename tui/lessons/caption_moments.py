@@ -82,7 +82,7 @@ def _frame_of(session: Session, phrase: str) -> int | None:
         case [time_s, "s"] if re.fullmatch(r"\d+(\.\d+)?", time_s):
             frame = session.replay.frame_at(float(time_s))
         case ["first", "wait"]:
-            frame = _first(np.flatnonzero(session.counts("waiting") > 0))
+            frame = _first(np.flatnonzero(session.step_column("waiting") > 0))
         case ["first", kind] if kind in _FIRST:
             frame = _first(events.frame[events.kind == _FIRST[kind]])
         case ["request", name, *verb] if " ".join(verb) in (*_OF_REQUEST, "arrives", "starts", "returns"):

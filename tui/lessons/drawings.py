@@ -47,8 +47,8 @@ class Drawing(Enum):
     """Throughput of servers that each have one more optimization than the one before, and what each optimization costs.
     """
     MEMORY = "memory"
-    """Throughput of the second to fourth of these servers with the lesson's memory and with memory for all requests,
-    and how the memory was used.
+    """Throughput of the second to fourth server of `LADDER` with the GPU memory of the lesson and with memory for all
+    requests, and how the memory was used.
     """
     HITS = "hits"
     """Share of prompt tokens that each run finds in its cache, by the size of the memory."""

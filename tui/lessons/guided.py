@@ -319,7 +319,7 @@ class Guided:
         try:
             frame = frame_of(session, spec.at)
         except UnknownMomentError as error:
-            raise LessonError(f"{lesson.file}, {spec.key}.at: {error}.") from error
+            raise LessonError(f"{lesson.file}, {spec.where}.at: {error}.") from error
         if self.comparison is not None:
             frame = int(self.comparison.frames_at(session.times_s[[frame]])[0])
         self.show(frame)
@@ -328,5 +328,5 @@ class Guided:
         try:
             title, text = figures.fill(spec.title), figures.fill(spec.text)
         except UnknownFigureError as error:
-            raise LessonError(f"{lesson.file}, {spec.key}.text: {error}.") from error
+            raise LessonError(f"{lesson.file}, {spec.where}.text: {error}.") from error
         return Caption(frame=frame, title=title, text=text, follow=spec.follow, draws=spec.draws)

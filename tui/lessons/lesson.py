@@ -39,7 +39,7 @@ class CaptionSpec:
     values.
     """
 
-    key: str
+    where: str
     """Place in the file, for error messages."""
     at: str
     """Phrase for the moment, see `caption_moments`."""

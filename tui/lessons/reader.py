@@ -236,7 +236,7 @@ def _caption(table: TomlTable, labels: list[str], ids: list[str]) -> CaptionSpec
     if draws is Drawing.TABLE and not follow:
         raise table.error("draws", "the block table of the followed request is drawn; give follow, too")
     caption = CaptionSpec(
-        key=table.key,
+        where=table.key,
         at=table.text("at"),
         title=table.text("title"),
         text=" ".join(table.text("text").split()),

@@ -100,7 +100,7 @@ def _titled_pools(guided: Guided, caption: Caption) -> list[tuple[str, Session]]
             named.append((f"{run.label}: {rows}", session))
             continue
         running, waiting = session.num_requests("running"), session.num_requests("waiting")
-        idle = session.num_idle
+        idle = session.num_complete_rows
         held = f"{running - idle} running, {plural(idle, 'row')} held" if idle else f"{running} running"
         loading = sum(comes_from_host(session, row) for row in session.replay.live_requests().tolist())
         why = f" ({loading} for blocks from the host)" if loading else ""

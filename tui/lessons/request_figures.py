@@ -46,9 +46,9 @@ def request_figures(session: Session, name: str) -> dict[str, str]:
         "prompt": f"{facts.prompt_tokens:,}",
         "output": f"{facts.generated_tokens:,}",
         "answer": f"{facts.output_tokens:,}",
-        "needs": f"{facts.full:,}",
-        "fits": f"{session.capacity // facts.full:,}",
-        "written": f"{min(facts.computed, facts.full):,}",
+        "needs": f"{facts.final_slots:,}",
+        "fits": f"{session.capacity // facts.final_slots:,}",
+        "written": f"{min(facts.computed, facts.final_slots):,}",
         "held": f"{held:,}",
         "held_gib": bytes_text(round(held * session.recording.meta.pool.bytes_per_slot)),
         "unused_percent": percent(held - facts.slots[SlotState.TOKEN], held),
@@ -129,7 +129,7 @@ def _blocks_by_layers(session: Session, request: int) -> dict[str, str]:
     return {
         "full_blocks": f"{sum(row.num_held for row in rows if row not in windows):,}",
         "window_blocks": f"{sum(row.num_held for row in windows):,}",
-        "let_go": f"{sum(row.num_released for row in windows):,}",
+        "let_go": f"{sum(row.num_missing_before for row in windows):,}",
     } | _expired_blocks(session, request)
 
 

@@ -167,8 +167,8 @@ class Session:
         charts = Charts(
             times_s=self.times_s,
             slots=self.slots,
-            running=self.counts("running") - self._num_held_rows(),
-            waiting=self.counts("waiting"),
+            running=self.step_column("running") - self._num_held_rows(),
+            waiting=self.step_column("waiting"),
             events=self.events,
         )
         if self.before.charts is None:
@@ -278,7 +278,7 @@ class Session:
         return np.cumsum(begun - ended)
 
     @property
-    def num_idle(self) -> int:
+    def num_complete_rows(self) -> int:
         """Number of rows of a static batch that are held at the current frame although their answer is complete.
 
         It is 0 for other policies, and for training batches.
@@ -348,9 +348,9 @@ class Session:
     def num_requests(self, state: str) -> int:
         """Return the number of requests in `state`, "running" or "waiting", at the player's clock."""
         gap = self.player.gap
-        return int(self.counts(state)[self.player.frame] if gap is None else getattr(self.idle, state)[gap])
+        return int(self.step_column(state)[self.player.frame] if gap is None else getattr(self.idle, state)[gap])
 
-    def counts(self, column: str) -> IntArray:
+    def step_column(self, column: str) -> IntArray:
         """Return a column of the steps, one value per frame. The frame after the last step has 0."""
         steps: IntArray = getattr(self.recording.steps, column)
         return np.append(steps, np.zeros(1, steps.dtype))

@@ -52,7 +52,9 @@ _SHAPE_SHIFT: Final = 16
 _REVERSE = 1 << 24
 """Bit of a key: the character is under the cursor."""
 _TEXT = 1 << 30
-"""Bit of a key: the character is a letter. Its code point is in bits 8 to 28, the paint below it in bits 0 to 7."""
+"""Bit of a key: the character is a letter. Its code point is in bits 8 to 28, the paint below it in bits 0 to 7. In the
+key of a letter, `_REVERSE` is a bit of the code point: letters are not written over characters under the cursor.
+"""
 _STRONG = 1 << 29
 """Bit of a letter's key: the letter is beside the pool, bold and in the colour of text."""
 _BYTE = 0xFF

@@ -198,7 +198,7 @@ class Canvas:
         if tiling.gap:
             lines[last] = EMPTY if per_character == 2 else BLANK
         elif tiling.detail in (Detail.FILL, Detail.MIX) and tiling.tall >= 2 and self._half_blocks:
-            lines = lines if tiling.cut else with_straight_borders(lines)
+            lines = lines if tiling.separates_units else with_straight_borders(lines)
             lines[last] = ledges(lines[last])
         elif self._has_hairlines:
             lines = with_straight_borders(lines)
@@ -260,7 +260,7 @@ class Canvas:
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
         paints[cells >= self.tiling.num_units] = EMPTY
         # Beside shared units, which are bright, a bright cursor could hardly be seen.
-        paints[self._at_cursor(cells)] = EMPTY if self.is_neutral else CURSOR
+        paints[self._at_cursor(cells)] = EMPTY if self.colors_only_followed else CURSOR
         return paints
 
     def _fill(self, cells: IndexArray) -> KeyArray:
@@ -297,7 +297,7 @@ class Canvas:
         With `hairlines`, a thin gap separates cells.
         """
         tiling = self.tiling
-        if tiling.cut:
+        if tiling.separates_units:
             keys = cut_apart(tiling, first, second, eighths)
         elif self._half_blocks:
             keys = spread(tiling, first, second, eighths, hairlines=hairlines)
@@ -327,12 +327,12 @@ class Canvas:
         return picture
 
     @property
-    def is_neutral(self) -> bool:
+    def colors_only_followed(self) -> bool:
         """True if only the followed request has its own colour, because there are too few hues for all requests.
 
         Colours of other units mean states.
         """
-        return self._paints.is_neutral
+        return self._paints.colors_only_followed
 
     @property
     def lit_request(self) -> int | None:
@@ -340,9 +340,9 @@ class Canvas:
         memory.
 
         None if no request is followed, if the followed one holds no memory, if all lines have names, or if
-        `is_neutral`.
+        `colors_only_followed`.
         """
-        if self.followed is None or self._paints.is_neutral or names_every_line(self.tiling, self._replay):
+        if self.followed is None or self._paints.colors_only_followed or names_every_line(self.tiling, self._replay):
             return None
         return self.followed if len(self._replay.block_table(self.followed)[1]) else None
 

@@ -94,8 +94,9 @@ def spread_glyphs(tiling: Tiling, first: PaintArray, second: PaintArray, eighths
 def _by_character(
     tiling: Tiling, first: PaintArray, second: PaintArray, eighths: PaintArray
 ) -> tuple[PaintArray, PaintArray, IndexArray, IndexArray, IndexArray]:
-    """Return, for every character of rows of cells: front paint, back paint, eighths of the front paint, index of the
-    character in its cell, width of that cell.
+    """Return five arrays about the characters of rows of cells. The first three have the shape (rows, characters):
+    front paint, back paint, eighths of the front paint. The others have the shape (characters): index of the character
+    in its cell, width of that cell in characters.
     """
     edges = tiling.column_edges
     wide = np.diff(edges)
@@ -111,7 +112,8 @@ def with_straight_borders(keys: KeyArray) -> KeyArray:
     """Return `keys` with each border between two paints moved to the nearest edge of a character.
 
     A row of half height shows one paint per character, so a border inside a character would not be straight. A border
-    is moved only if the character at its left has its left paint, and the one at its right its right paint.
+    is moved only if the character left of it ends with the border's left paint, and the one right of it begins with the
+    border's right paint.
     """
     shape, first, second = parts_of(keys)
     mixed = (shape > RIGHT) & (shape < RIGHT + EIGHTHS) & (first != second) & (keys < 1 << 24)

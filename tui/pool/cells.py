@@ -68,10 +68,11 @@ class Cells:
 
     @staticmethod
     def _with_written(counts: IndexArray, first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return the two paints of each cell.
+        """Return the two paints of each cell: `first` and `second`, except that some cells show a written paint
+        instead.
 
-        If neither is of written slots, and one is of reserved slots, the most frequent written paint of the cell
-        replaces that one.
+        If the two differ, and neither is of written slots, the most frequent written paint of the cell, if it has any,
+        replaces the paint of reserved slots. `counts` has the number of slots by paint: shape (cells, paints).
         """
         written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
         hidden = counts[np.arange(len(counts)), written] > 0

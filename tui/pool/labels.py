@@ -49,7 +49,8 @@ def write_names(
     half_blocks: bool,
     marked: int | None = None,
 ) -> None:
-    """Write the owners' names into `picture`: for each of `rows`, on its line for names. `cells` has their cells.
+    """Write the owners' names into `picture`: for each of `rows`, on its line for names. `rows` are indices of rows of
+    cells, and `cells` are the indices of the cells in these rows, row by row.
 
     `picture` begins at line `top` of the whole picture. If each line of the pool has a name, ">" precedes the name of
     the request `marked`. The margin of a paged pool gets the number of each row's first unit.
@@ -62,7 +63,7 @@ def write_names(
             return
         case Detail.MIX if tiling.stride is None and tiling.units_per_cell > _MOST_UNITS:
             return
-        case Detail.FILL if tiling.cut and not tiling.gap:  # a name is on each unit
+        case Detail.FILL if tiling.separates_units and not tiling.gap:  # a name is on each unit
             name, lines = name_blocks, tiling.row_edges[rows] - top
         case Detail.FILL if not tiling.gap:
             counted = color_by in (ColorBy.OWNER, ColorBy.SHARING)

@@ -21,15 +21,15 @@ _LEAST_FILL = 0.9
 _LEAST_COVERED = 0.6
 """Least share of the picture that a paged pool with a margin must cover, unless it covers less even without a margin.
 """
-_NUMBERS = 0.12
+_SPARE_FOR_NUMBERS = 0.12
 """Share of the picture that may stay empty for the numbers in the margin."""
 _BAD_SHAPE_PENALTY = 0.05
 """Penalty for badly shaped cells, as a share of the picture, for each unit of |ln(ratio of the sides / best ratio)|."""
-_FILLED = 0.15
+_SPARE_FOR_FILL = 0.15
 """Share of the picture that may stay empty so that cells can show how full a block is."""
-_ROUND_ROW = 0.08
+_SPARE_FOR_ROUND_ROWS = 0.08
 """Share of the picture that may stay empty so that rows have a multiple of ten units."""
-_PARTS = (6, 7, 9, 10, 11, 12, 13, 14, 15)
+_CELL_EIGHTHS = (6, 7, 9, 10, 11, 12, 13, 14, 15)
 """Widths of cells in eighths of a character. In a narrower cell, three units could share a character."""
 _ROUND_ROWS = (100, 50, 20, 10, 8, 5, 4, 2)
 """Round numbers of units, the best first. The number of units in a row is a multiple of one of these."""
@@ -103,7 +103,7 @@ def best_level(tilings: list[Tiling], height: int) -> int:
     finest = tilings[-1]
     if finest.detail is not Detail.SLOTS or finest.height > height:
         return 0
-    has_names_below = tilings[0].cut and not tilings[0].margin
+    has_names_below = tilings[0].separates_units and not tilings[0].margin
     is_sparse = finest.columns < _LEAST_SLOT_COLUMNS <= finest.num_units // _LEAST_SLOT_COLUMNS
     return 0 if is_sparse and has_names_below else len(tilings) - 1
 
@@ -210,7 +210,7 @@ def _whole_pool_tiling(num_units: int, unit_tokens: int, width: int, height: int
         tiling = _tiling_of_shape(shape, num_units, width - left, height, left)
         choices.append((num_units * shape.area / (width * height), tiling))
     (bare, without), (covered, numbered) = choices[0], choices[-1]
-    if without.gap or without.rows == 1 or covered < min(bare, _LEAST_COVERED) or bare - covered > _NUMBERS:
+    if without.gap or without.rows == 1 or covered < min(bare, _LEAST_COVERED) or bare - covered > _SPARE_FOR_NUMBERS:
         return without
     return numbered
 
@@ -229,7 +229,7 @@ def _best_shape(num_units: int, unit_tokens: int, width: int, height: int, *, ha
     def score(shape: _Shape) -> float:
         oblongness = abs(math.log(shape.wide * shape.lines_per_character / (EIGHTHS * shape.tall * aspect)))
         is_round = shape.columns(num_units, width, height) % 10 == 0
-        bonus = _FILLED * (shape.detail is Detail.FILL) + _ROUND_ROW * is_round
+        bonus = _SPARE_FOR_FILL * (shape.detail is Detail.FILL) + _SPARE_FOR_ROUND_ROWS * is_round
         return shape.area / room + bonus - _BAD_SHAPE_PENALTY * oblongness
 
     return max(shapes, key=score)
@@ -250,7 +250,7 @@ def _shapes_of_one(room: float, *, blocks: bool, half_blocks: bool) -> Iterator[
         wides = range(1, min(int(2 * room / tall), 2 * _MOST_WIDE) + 1)
         yield from (_Shape(Detail.HALF, EIGHTHS * wide, tall) for wide in wides)
     if blocks:
-        yield from (_Shape(Detail.PART, wide, 1) for wide in _PARTS if wide <= EIGHTHS * room)
+        yield from (_Shape(Detail.PART, wide, 1) for wide in _CELL_EIGHTHS if wide <= EIGHTHS * room)
 
 
 def _tiling_of_shape(shape: _Shape, num_units: int, width: int, height: int, margin: int) -> Tiling:
@@ -323,7 +323,7 @@ def _best_tiling_at(num_units: int, width: int, height: int, place: _Place) -> T
                 height=rows * tall,
                 detail=Detail.FILL,
                 margin=place.margin,
-                cut=True,
+                separates_units=True,
                 label=place.label,
             )
             best = (score, picture)

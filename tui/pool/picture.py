@@ -108,16 +108,16 @@ class Paints:
         self.written = np.full(replay.num_units, SlotState.FREE, np.uint8)
         self.rest = self.written.copy()
         self.whole = self.written.copy()
-        self.is_neutral = by is ColorBy.OWNER and not tells_owners(replay.recording)
+        self.colors_only_followed = by is ColorBy.OWNER and not tells_owners(replay.recording)
         """True if only the followed request has its own colour, because there are too few hues for all requests.
 
         Colours of other units mean states.
         """
         self._followed: int | None = None
         self._own_units = self._next_units = np.empty(0, np.int64)
-        """Units of the followed request, and free units to be allocated next. Empty unless `is_neutral`."""
-        self._marks = np.zeros(replay.num_units if self.is_neutral else 0, np.uint8)
-        """Mark of each unit: `FOLLOWED`, `NEXT`, or 0 for none; empty unless `is_neutral`."""
+        """Units of the followed request, and free units to be allocated next. Empty unless `colors_only_followed`."""
+        self._marks = np.zeros(replay.num_units if self.colors_only_followed else 0, np.uint8)
+        """Mark of each unit: `FOLLOWED`, `NEXT`, or 0 for none; empty unless `colors_only_followed`."""
         self._is_fragmented = is_fragmented(replay)
         self._lit = np.zeros(replay.num_units, np.uint8)
         self._lit_units = np.empty(0, np.int64)
@@ -130,17 +130,17 @@ class Paints:
             self._is_fragmented, units = fragmented, np.arange(len(self.whole))
         if self.by is ColorBy.AGE:
             units = np.union1d(units, self._replay.occupied())
-        if self.is_neutral:
+        if self.colors_only_followed:
             units = np.union1d(units, self._mark())
         if len(units):
             self._paint(units)
         return units
 
     def follow(self, request: int | None) -> IndexArray:
-        """Give `request`, None for no request, its own colour if `is_neutral`; return the units that may look
+        """Give `request`, None for no request, its own colour if `colors_only_followed`; return the units that may look
         different.
         """
-        if not self.is_neutral or request == self._followed:
+        if not self.colors_only_followed or request == self._followed:
             return np.empty(0, np.int64)
         self._followed = request
         return self.update(np.empty(0, np.int64))
@@ -188,7 +188,7 @@ class Paints:
             case ColorBy.STATE:
                 pass
             case ColorBy.OWNER:
-                hued = SlotState.TOKEN if self.is_neutral else OWNER + (owner % NUM_HUES).astype(np.uint8)
+                hued = SlotState.TOKEN if self.colors_only_followed else OWNER + (owner % NUM_HUES).astype(np.uint8)
                 written = np.where(written == SlotState.PADDING, SlotState.PADDING, hued).astype(np.uint8)
                 written[refs > 1] = SHARED
             case ColorBy.LAYERS:
@@ -205,7 +205,7 @@ class Paints:
             # A reservation that will never be used is shown as waste until its first slot is written.
             whole = np.where((dominant == SlotState.INTERNAL) & (fill == 0), SlotState.INTERNAL, whole)
         whole = np.where(held, whole, dominant)
-        if self.is_neutral:
+        if self.colors_only_followed:
             whole = np.where(np.isin(dominant, (SlotState.INTERNAL, SlotState.EXPIRED)), dominant, whole)
             partly = (whole == SlotState.TOKEN) & (fill < EIGHTHS) & (rest == SlotState.RESERVED)
             marks = np.where((refs > 1) & (self._marks[units] > 0), FOLLOWED_SHARED, self._marks[units])

@@ -52,8 +52,8 @@ class DraftSlots(NamedTuple):
     """Number of further slots in the blocks that the request holds."""
     rewritten_from: int
     """Index of the first slot with a rejected draft among the request's slots, from 0."""
-    taken_back: int
-    """Number of slots with rejected drafts. The steps under way overwrite them as far as their own tokens reach."""
+    num_rejected: int
+    """Number of slots with rejected drafts. Steps under way overwrite as many of them as these steps compute tokens."""
 
 
 def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
@@ -65,7 +65,7 @@ def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
     paints = np.full(end, KNOWN, np.uint8)
     paints[slots.known :] = UNDER_WAY
     paints[slots.known + slots.under_way :] = LOOKAHEAD
-    paints[slots.rewritten_from : slots.rewritten_from + slots.taken_back] = REJECTED
+    paints[slots.rewritten_from : slots.rewritten_from + slots.num_rejected] = REJECTED
     line = np.full(width, EMPTY, np.uint8)
     shown = paints[-width:]
     line[: len(shown)] = shown

@@ -59,7 +59,7 @@ class Tiling:
     """Number of characters left of the picture: names of lines, or numbers of units."""
     gutter: int = 0
     """Number of characters left of each unit for its number and holder; 0 unless `Detail.SLOTS`."""
-    cut: bool = False
+    separates_units: bool = False
     """True if gaps separate equally large units, which bear numbers and holders; only for `Detail.FILL`.
 
     Without a margin, numbers and holders are on a line below each unit. With a margin, which has the number of each
@@ -132,7 +132,7 @@ class Tiling:
         match self.detail:
             case Detail.MIX | Detail.PART | Detail.HALF:
                 return self.detail is Detail.HALF and self.tall >= 3
-            case Detail.FILL if self.cut:
+            case Detail.FILL if self.separates_units:
                 return not self.margin
             case Detail.FILL:
                 return self.tall >= 2 and self.wide >= 5

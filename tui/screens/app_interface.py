@@ -44,7 +44,7 @@ class AppInterface(App[None]):
     def run_in_thread(self, job: Callable[[], Result], then: Callable[[Result], None], what: str) -> None:
         """Run `job` in a thread, and pass its result to `then`. Do nothing while another job runs.
 
-        A notification states `what` the job does. If the job fails, another one states its error.
+        A notification states `what` the job does. If the job fails, a second notification states the error.
         """
         if self._busy:
             return

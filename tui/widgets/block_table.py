@@ -109,7 +109,7 @@ class BlockTable(Panel, can_focus=True, inherit_bindings=False):
         strips = []
         for row in table_rows(self.session, request, width):
             sample = self.sample(row.kind.paint)
-            let_go = f", {row.num_released:,} let go" if row.num_released else ""
+            let_go = f", {row.num_missing_before:,} let go" if row.num_missing_before else ""
             strips += [
                 Strip([sample, self.text(f" {row.kind.words}", "strong")]),
                 Strip([Segment("".join(glyphs[part] for part in row.parts), sample.style)]),

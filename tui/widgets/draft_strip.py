@@ -44,6 +44,6 @@ def titles_of(slots: DraftSlots, name: str) -> tuple[str, ...]:
     """Return the title, then a shorter one for narrow screens."""
     figures = f"{slots.known:,} known, {slots.under_way:,} under way"
     return (
-        f"drafts of {name}: {figures}, {slots.taken_back:,} were taken back, {slots.lookahead:,} lookahead",
-        f"{name}: {slots.under_way:,} under way, {slots.taken_back:,} back, {slots.lookahead:,} ahead",
+        f"drafts of {name}: {figures}, {slots.num_rejected:,} were taken back, {slots.lookahead:,} lookahead",
+        f"{name}: {slots.under_way:,} under way, {slots.num_rejected:,} back, {slots.lookahead:,} ahead",
     )

@@ -219,7 +219,7 @@ class LaneFigures(Widget):
         if self._lane.over:
             done = f"done after {duration(session.player.duration_s)}"
             return next((text for text in (f" {dot} ".join([done, *parts]), done) if len(text) <= width), done)
-        idle = session.num_idle
+        idle = session.num_complete_rows
         held = [f"{plural(idle, 'row')} held"] if idle else []
         running = f"{session.num_requests('running') - idle:,} running"
         parts = [f"{session.num_requests('waiting'):,} waiting", *parts]
@@ -239,7 +239,7 @@ class LaneFigures(Widget):
         session = self._lane.session
         if self._lane.over:
             return "done", f"after {duration(session.player.duration_s)}"
-        idle = session.num_idle
+        idle = session.num_complete_rows
         running = f"{session.num_requests('running') - idle:,}"
         if not idle:
             return "running", running

@@ -72,8 +72,9 @@ def lines_of_group(
 ) -> Iterator[OwnerLine]:
     """Yield the lines of a group: its shared units, then the requests' own units, the largest first.
 
-    At most `most_members` requests have their own lines, or one more if that is the last or the followed one. The
-    others share a line. A group of one request has one line, without a bracket of `edges`.
+    At most `most_members` requests have their own lines. There is one more if only one request would be left for the
+    shared line, or if `most_members` is 0 and the group has the followed request. The others share a line. A group of
+    one request has one line, without a bracket of `edges`.
     """
     if len(holding.owners) == 1:
         yield line_of_request(session, holding.owners[0], " ")

@@ -150,10 +150,10 @@ class OwnerStrips(Panel):
     def _states(
         self, slots: Slots, length: float, token_paint: int, *, shared: Slots | int = 0, num_shared_slots: int = 0
     ) -> Iterator[Segment]:
-        """Yield a bar of `length` characters of slots by state, the `shared` ones first, with tokens in `token_paint`.
+        """Yield a bar of `length` characters: empty for `num_shared_slots` slots, then the `shared` ones of `slots`,
+        then the others by state, with tokens in `token_paint`.
 
-        The beginning of the bar is empty, for `num_shared_slots` slots. The bar ends at an eighth of a character if the
-        terminal shows eighths.
+        The bar ends at an eighth of a character if the terminal shows eighths.
         """
         total, num_shared = num_shared_slots + int(slots.sum()), int(np.sum(shared))
         if not slots.any():

@@ -127,19 +127,19 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     @property
     def followed(self) -> int | None:
-        """Row of the request that is followed, or that alone has its own colour; None if there is none."""
+        """Row of the followed request, which alone has its own colour if `colors_only_followed`; None if none is."""
         return self._canvas.followed
 
     @property
     def colors_only_followed(self) -> bool:
         """True if only the followed request has its own colour, because there are too few hues for all requests."""
-        return self._canvas.is_neutral
+        return self._canvas.colors_only_followed
 
     @property
     def marked_name(self) -> str | None:
         """Id of the request that has its own colour if `colors_only_followed`; None if no request has one."""
         request = self._canvas.followed
-        if request is None or not self._canvas.is_neutral or not len(self._replay.block_table(request)[1]):
+        if request is None or not self._canvas.colors_only_followed or not len(self._replay.block_table(request)[1]):
             return None
         return str(self._replay.recording.requests.id[request])
 
@@ -271,7 +271,7 @@ class PoolPicture(ScrollView, inherit_bindings=False):
 
     def _show_title(self) -> None:
         if self._zoom.ready:
-            meaning, scattered = self.color_by.value, self._canvas.is_neutral
+            meaning, scattered = self.color_by.value, self._canvas.colors_only_followed
             if scattered:
                 own = "" if self.marked_name is None else f"{self.marked_name} and "
                 meaning = own + ColorBy.STATE.value

@@ -14,7 +14,7 @@ from textual.strip import Strip
 from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
-from ..facts.fleet_telling import beside_strip, that_fits, way, why_waiting
+from ..facts.fleet_telling import beside_pool, that_fits, way, why_waiting
 from ..look.stack import EIGHTHS, bar_text, columns
 from ..look.wording import ending, percent, shortened
 from .panel import LineBox
@@ -167,7 +167,7 @@ class PoolWall(LineBox):
         room = columns_right_of_axis(self.size.width) - 2
         why = that_fits(why_waiting(self._fleet, server, self._fleet.player.clock_s), room)
         beside = [(why, "text")] if why else []
-        beside += [(text, "weak") for text in beside_strip(self._fleet, server, state, room)]
+        beside += [(text, "weak") for text in beside_pool(self._fleet, server, state, room)]
         with_text = lines[1 : self._lines_each - (self._lines_each >= _LEAST_APART)]
         for line, (text, kind) in zip(with_text, beside, strict=False):
             line.append(self.text(f"  {text}", kind))

@@ -120,7 +120,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             strips.append(Strip([*self._called(request, _NAME_WIDTH), self.text(need, "weak")]))
             self._requests.append(request)
         strips += [self.blank()]
-        idle = self.session.num_idle
+        idle = self.session.num_complete_rows
         held = f"{plural(idle, 'row')} held for nothing" if idle else ""
         if held_back:
             idle, held = held_back, f"{held_back:,} waiting hold blocks"

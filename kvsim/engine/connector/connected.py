@@ -77,7 +77,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
-    """Free all blocks of a sequence, except those that a transfer reads or writes until its end is reported."""
+    """Free all blocks of a sequence. If a transfer reads or writes them, they are freed once its end is reported."""
     connector = engine.connector
     transfer = connector.transfers[sequence.number]
     external_kv.end_prefilling(engine, sequence)

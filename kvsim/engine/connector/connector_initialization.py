@@ -25,8 +25,11 @@ from kvsim.policies.releases import rules_of
 def connector_tables(
     connector: Connector | None, policy: Policy, num_units: int, num_requests: int, unit_bytes: int, *, compiled: bool
 ) -> ConnectorTables:
-    """Return the initial records of an engine's KV connector; an empty tuple if `connector` is None or `policy` is not
-    vLLM's paged cache. The pool has `num_units` blocks of `unit_bytes` bytes.
+    """Return the initial records of an engine's KV connector, for `num_requests` requests and a pool of `num_units`
+    blocks of `unit_bytes` bytes. If `compiled`, they are arrays, which machine code uses, instead of objects.
+
+    If `connector` is None, or `policy` is not vLLM's paged cache, return an empty tuple instead: no code reads the
+    records then.
     """
     if connector is None or not isinstance(policy, Paged):
         return cast("ConnectorTables", ())

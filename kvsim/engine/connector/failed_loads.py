@@ -42,7 +42,7 @@ def fall_back(engine: Engine, launched: int) -> None:
     in `Engine.launched`.
 
     `_cut` reduces the computed tokens of each sequence with such a block. With `ConnectorSettings.recomputes`, the
-    sequence computes the other tokens again; otherwise it ends with an error.
+    sequence computes the removed tokens again; otherwise it ends with an error.
     """
     state, connector = engine.state, engine.connector
     if not _mark(engine):

@@ -92,7 +92,7 @@ class CachedBlocks:
 
     def add(self, engine: Engine, sequence: Request, request: ServedRequest, group: int, index: int) -> None:
         """Add the block in entry `index` of the sequence's table in `group`, which was put into the prefix cache.
-        `request` is the policy's view of the sequence.
+        `sequence` is the engine's record of a request, and `request` is the policy's view of it.
         """
         table, tokens = table_of(engine, sequence, group), engine.groups[group].block_size
         unit = engine.entries[table.begin + index]
@@ -185,7 +185,9 @@ class CachedBlocks:
             cached = next(iter(above.values()))
 
     def _rank_again(self, evicted: Cached) -> None:
-        """Rank the free ancestors of an evicted block again, from its parent upwards, until no rank changes."""
+        """Rank the free ancestors of an evicted block again, from its parent upwards. Several blocks may hold the
+        prefix of one ancestor; stop at the first ancestor of which no block changes its rank.
+        """
         assert self._rank is not None
         while evicted.parent_key in self._alike:
             has_changed = False

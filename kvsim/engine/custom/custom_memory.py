@@ -246,8 +246,8 @@ def _hold_free(engine: Engine, table: list[int], added: list[int]) -> None:
 
 
 def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (position, first unit, length) for each range of consecutive numbers in `units`, which begin at `position`
-    of a table.
+    """Yield (position, first unit, length) for each range of consecutive numbers in `units`. The yielded position is
+    the range's index in `units` plus the argument `position`.
     """
     begin = 0
     while begin < len(units):
@@ -261,8 +261,8 @@ def _runs(units: list[int], position: int) -> Iterator[tuple[int, int, int]]:
 def _write_release(engine: Engine, sequence: Sequence, table: list[int], keeps: list[bool]) -> None:
     """Record that a table is freed. `keeps` has a value for each entry: True if its unit still holds a prefix.
 
-    The row of the release counts all entries up to the last such entry as cached. So the units among these that hold no
-    prefix are then recorded as evicted.
+    The row of the release has one number of cached entries: all entries up to the last one whose unit holds a prefix.
+    Further rows record the units of these entries that hold no prefix as evicted.
     """
     num_kept = len(table) - next((index for index, kept in enumerate(reversed(keeps)) if kept), len(table))
     _write(engine, MemoryKind.RELEASE, sequence.number - 1, 0, _WHOLE_TABLE, len(table), num_kept)

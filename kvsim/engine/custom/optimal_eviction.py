@@ -46,7 +46,9 @@ class OptimalEviction:
         self._preempted_keys: set[int] = set()
         """Keys that the preempted requests in the queue can hit."""
         self._keys_computed_at = (-1, -1)
-        """Value of (`State.num_scheduled`, `State.num_preempted`) for which `_preempted_keys` was computed."""
+        """Value of (`State.num_scheduled`, `State.num_preempted`) for which `_preempted_keys` was computed; (-1, -1) if
+        it never was.
+        """
 
     def choose_evicted(self, engine: Engine) -> int:
         """Return the id of the free block to evict, and remove it from the candidates."""

@@ -45,8 +45,8 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
 
 
 def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
-    """Return the number of tokens of a sequence that are computed, or would be hits at admission, and the number of
-    units to take from the free ones for `num_tokens` more tokens.
+    """Return two numbers for a sequence: its computed tokens, and the units to take from the free ones for `num_tokens`
+    more tokens. If the sequence does not run, the tokens that would be hits at its admission count as computed.
     """
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:

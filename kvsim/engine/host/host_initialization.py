@@ -97,8 +97,8 @@ def most_tables(policy: Paged, num_units: int, num_requests: int) -> int:
 
 
 def rows_of_loads(policy: Policy, num_units: int, num_requests: int, width: int, *, has_connector: bool = False) -> int:
-    """Return the largest number of memory rows that the loads of one step write; 0 without offload and connector. A
-    table has at most `width` entries.
+    """Return the largest number of rows of the recording's memory table that the loads of one step write; 0 without
+    offload and connector. A block table has at most `width` entries.
     """
     if has_connector:
         return min(num_requests, num_units, _LOADS_PER_STEP) * rows_of_table(width)
@@ -108,7 +108,9 @@ def rows_of_loads(policy: Policy, num_units: int, num_requests: int, width: int,
 
 
 def rows_of_table(width: int) -> int:
-    """Return the largest number of memory rows that a step writes for a sequence with `width` table entries."""
+    """Return the largest number of rows of the recording's memory table that a step writes for a sequence with `width`
+    block-table entries.
+    """
     return 3 * width + 2
 
 

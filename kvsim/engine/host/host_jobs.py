@@ -15,8 +15,9 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine, sequence: Sequence, is_load: bool, first: int, end: int) -> int:
-    """Add a load (if `is_load`) or store of some or all of the host blocks [first, end) of a sequence. Return the index
-    of its record. The caller sets `Job.num_blocks` and, for a store, `Job.first_written`.
+    """Add a load (if `is_load`) or a store, for the host blocks [first, end) of a sequence. A store copies only those
+    that the host lacks. Return the index of the new record. The caller sets `Job.num_blocks` and, for a store,
+    `Job.first_written`.
     """
     host = engine.host
     state = host.state

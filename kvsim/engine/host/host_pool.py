@@ -171,12 +171,12 @@ def _prefers_recent(engine: Engine, length: int) -> bool:
 
 
 @part
-def _evict(engine: Engine, place: int) -> None:
-    """Evict the first block in list `place` that is idle and not marked by `spare`. With ARC, remember the key of the
-    block by a ghost.
+def _evict(engine: Engine, which_list: int) -> None:
+    """Evict the first block in list number `which_list` that is idle and not marked by `spare`. With ARC, remember the
+    key of the block by a ghost.
     """
     tier = engine.host
-    state, block = tier.state, tier.blocks[place].next
+    state, block = tier.state, tier.blocks[which_list].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared_in == state.num_sparings:
         block = tier.blocks[block].next
     key = tier.blocks[block].key
@@ -186,30 +186,30 @@ def _evict(engine: Engine, place: int) -> None:
     state.last_evicted = block
     state.num_free += 1
     if tier.settings.adaptive:
-        _remember_ghost(engine, RECENT_GHOSTS if place == RECENT else FREQUENT_GHOSTS, key)
+        _remember_ghost(engine, RECENT_GHOSTS if which_list == RECENT else FREQUENT_GHOSTS, key)
 
 
 @part
-def _adapt(engine: Engine, place: int) -> None:
-    """Adapt the target length of the recency list, because the key of a ghost in list `place` is used again: longer for
-    `RECENT_GHOSTS`, shorter for `FREQUENT_GHOSTS`.
+def _adapt(engine: Engine, which_list: int) -> None:
+    """Adapt the target length of the recency list, because the key of a ghost in list number `which_list` is used
+    again: longer for `RECENT_GHOSTS`, shorter for `FREQUENT_GHOSTS`.
     """
     tier = engine.host
     state, recent, frequent = tier.state, tier.lists[RECENT_GHOSTS].length, tier.lists[FREQUENT_GHOSTS].length
-    if place == RECENT_GHOSTS:
+    if which_list == RECENT_GHOSTS:
         state.recent_target = min(state.recent_target + max(1.0, frequent / recent), float(tier.settings.num_slots))
     else:
         state.recent_target = max(state.recent_target - max(1.0, recent / frequent), 0.0)
 
 
 @part
-def _remember_ghost(engine: Engine, place: int, key: int) -> None:
-    """Add a ghost with the key of an evicted block to list `place`. If it has as many ghosts as the pool has slots,
-    remove its first.
+def _remember_ghost(engine: Engine, which_list: int, key: int) -> None:
+    """Add a ghost with the key of an evicted block to list number `which_list`. If it has as many ghosts as the pool
+    has slots, remove its first.
     """
     tier = engine.host
-    if tier.lists[place].length == tier.settings.num_slots:
-        _forget_ghost(engine, tier.blocks[place].next)
+    if tier.lists[which_list].length == tier.settings.num_slots:
+        _forget_ghost(engine, tier.blocks[which_list].next)
     state = tier.state
     ghost = state.last_free_ghost
     if ghost == NO_HOST_BLOCK:
@@ -219,7 +219,7 @@ def _remember_ghost(engine: Engine, place: int, key: int) -> None:
         state.last_free_ghost = tier.blocks[ghost].next
     tier.blocks[ghost].readers = WRITING  # no ghost is idle
     _index(engine, ghost, key)
-    _enter(engine, place, ghost)
+    _enter(engine, which_list, ghost)
 
 
 @part
@@ -231,31 +231,31 @@ def _forget_ghost(engine: Engine, ghost: int) -> None:
 
 
 @part
-def _enter(engine: Engine, place: int, block: int) -> None:
-    """Append the record of a host block or a ghost to list `place`, as the most recently used."""
+def _enter(engine: Engine, which_list: int, block: int) -> None:
+    """Append the record of a host block or a ghost to list number `which_list`, as the most recently used."""
     tier = engine.host
-    linked_list.insert_before(tier.blocks, place, block)
-    tier.blocks[block].in_list = place
-    tier.lists[place].length += 1
+    linked_list.insert_before(tier.blocks, which_list, block)
+    tier.blocks[block].in_list = which_list
+    tier.lists[which_list].length += 1
     if tier.blocks[block].readers == 0:
-        tier.lists[place].num_idle += 1
+        tier.lists[which_list].num_idle += 1
 
 
 @part
 def _leave(engine: Engine, block: int) -> None:
     tier = engine.host
-    place = tier.blocks[block].in_list
+    which_list = tier.blocks[block].in_list
     linked_list.remove(tier.blocks, block)
     tier.blocks[block].in_list = _UNLISTED
-    tier.lists[place].length -= 1
+    tier.lists[which_list].length -= 1
     if tier.blocks[block].readers == 0:
-        tier.lists[place].num_idle -= 1
+        tier.lists[which_list].num_idle -= 1
 
 
 @part
-def _move(engine: Engine, place: int, block: int) -> None:
+def _move(engine: Engine, which_list: int, block: int) -> None:
     _leave(engine, block)
-    _enter(engine, place, block)
+    _enter(engine, which_list, block)
 
 
 @part

@@ -56,7 +56,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 @part
 def free(engine: Engine, sequence: Sequence) -> None:
     """Free all GPU blocks of a sequence. If a load still writes to them, they are freed once its end is reported. If
-    steps in flight do, they are freed once the outputs of these steps are processed.
+    steps in flight still write to them, they are freed once the outputs of these steps are processed.
     """
     host = engine.host
     external_kv.end_prefilling(engine, sequence)

@@ -73,7 +73,9 @@ class MachineCode:
         self._call: Callable[[int, int, float], int] = lambda *_: 0
 
     def __call__(self, engine: Any, action: int, argument: float) -> int:
-        """Run the entry point on `engine`. If there is no machine code for the engine's layout, compile it first."""
+        """Run the entry point, such as `driver.act`, on `engine`, and return its result. The entry point says what
+        `action`, `argument` and the result mean. If there is no machine code for the engine's layout, compile it first.
+        """
         if engine is not self._engine:
             self._call = _ready(self._function, self._sources, layout_of(engine))
             self._engine, self._addresses = engine, addresses_of(engine)

@@ -80,7 +80,9 @@ class EntryLibrary(PartLibrary):
     """
 
     def finalize(self) -> None:
-        """Link the entry point with the parts and optimise them together. `object_code` makes machine code of it."""
+        """Link the entry point with the parts and optimise them together. `object_code` makes machine code of the
+        result.
+        """
         module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
         for library in self.all_called():
             if isinstance(library, PartLibrary):
@@ -156,8 +158,8 @@ class OfferToCallers(LoweringPass):
 
 @register_pass(mutates_CFG=True, analysis_only=False)
 class OmitFeatures(FunctionPass):
-    """Pass of the compiler that removes the branches of a part that a constant setting rules out, before type
-    inference. Parts that only these branches call are then not compiled at all.
+    """Pass of the compiler that removes, from a part, the branches that a constant setting rules out. It runs before
+    type inference, so parts that only these branches call are not compiled at all.
     """
 
     _name = "omit_features"

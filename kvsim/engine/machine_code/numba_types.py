@@ -87,13 +87,13 @@ class EngineType(types.Type):
         """Names and values of the settings that are compiled as constants."""
         super().__init__(f"Engine_{_digest(str(fields))}")
 
-    def word_of(self, name: str) -> int:
+    def entry_of(self, name: str) -> int:
         """Return the index of the first entry for field `name` in the table of addresses."""
-        words = 0
+        entry = 0
         for field, kind in self.fields:
             if field == name:
-                return words
-            words += _num_words(kind)
+                return entry
+            entry += _num_entries(kind)
         raise AttributeError(name)
 
 
@@ -133,12 +133,12 @@ def to_llvm(function: Any, layout: Layout, options: dict[str, Any]) -> tuple[str
     return entry.inspect_llvm(), entry.native_name
 
 
-def _num_words(kind: Any) -> int:
+def _num_entries(kind: Any) -> int:
     if isinstance(kind, RecordsType):
         return 2
     if isinstance(kind, RecordType):
         return 1
-    return sum(_num_words(each) for _, each in kind.fields) if isinstance(kind, EngineType) else 0
+    return sum(_num_entries(each) for _, each in kind.fields) if isinstance(kind, EngineType) else 0
 
 
 def _digest(text: str) -> str:
@@ -178,7 +178,7 @@ def _lower_field(context: Any, builder: Any, engine: EngineType, value: Any, nam
     kind = dict(engine.fields)[name]
     if isinstance(kind, FunctionsType):
         return context.get_dummy_value()
-    word = builder.gep(value, [ir.IntType(64)(engine.word_of(name))], inbounds=True)
+    word = builder.gep(value, [ir.IntType(64)(engine.entry_of(name))], inbounds=True)
     return _constant(builder, word) if isinstance(kind, RecordType) else word
 
 
@@ -286,8 +286,8 @@ def _store(context: Any, builder: Any, kind: Any, value: Any, place: Any, field:
 
 
 def _alias_metadata(builder: Any, field: str) -> Any:
-    """Return metadata that tells LLVM's type-based alias analysis that a write to `field` changes no other field.
-    `field` names a field of a type of records, or a type of arrays of numbers.
+    """Return metadata that tells LLVM's type-based alias analysis that a write to `field` changes no other field. For a
+    field of a record, `field` names it together with its type; for numbers in an array, it names the array's type.
     """
     module, zero_offset = builder.module, ir.IntType(64)(0)
     kind = module.add_metadata([field, module.add_metadata(["kvsim"]), zero_offset])

@@ -97,7 +97,7 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
 @part
 def _goes_to_tail(engine: Engine, block: int) -> bool:
     """Tell whether a freed block goes to the tail of the free queue even with `reuses_first`: it holds a cached prefix,
-    or it is a partly full block in which the last full hash of a prompt ends (`HAS_TAIL`).
+    or it is a partly full block in which the last hash that covers only prompt tokens ends (`HAS_TAIL`).
     """
     record = engine.blocks[block]
     return record.key != NO_KEY or (engine.settings.marks_tails and record.cached_in == HAS_TAIL)

@@ -102,14 +102,14 @@ def record_step(engine: Engine, has_effect: bool) -> None:
 
 
 @part
-def before_update(engine: Engine, place: int) -> None:
-    """Free the blocks that were kept until the output of the oldest step in flight. `place` is the index of this step
-    in `Engine.launched`.
+def before_update(engine: Engine, launched: int) -> None:
+    """Free the blocks that were kept until the output of the oldest step in flight. `launched` is the index of this
+    step in `Engine.launched`.
     """
     external, num_freed = engine.external, 0
     state = external.state
     state.num_updates += 1
-    if not engine.launched[place].computes:
+    if not engine.launched[launched].computes:
         return
     state.num_steps_processed += 1
     while num_freed < state.num_deferred:
@@ -179,9 +179,9 @@ def end_prefilling(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def num_reserved(engine: Engine) -> int:
-    """Return the number of blocks that are reserved for the rest of all unfinished prompts. If
+    """Return the number of blocks that are reserved for the rest of the unfinished prompts of admitted sequences. If
     `Settings.reserved_draft_tokens` is not 0, add blocks for this number of drafts of each of these sequences, and of
-    one more.
+    the sequence that is being admitted.
     """
     external, settings = engine.external, engine.settings
     draft_tokens, block_size = settings.reserved_draft_tokens, settings.unit_tokens

@@ -126,15 +126,17 @@ def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, 
 def keeps_only_some(
     layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None
 ) -> bool:
-    """Tell whether some full blocks of a group are never put into the prefix cache."""
+    """Tell whether some full blocks of a group are never put into the prefix cache. For `retention_tokens`, see
+    `records_of_groups`.
+    """
     if _keeps_all(layout, group, rules, retention_tokens):
         return False
     return retention_tokens is not None or layout.keeps_only_some(group)
 
 
 def _slots_of_groups(layout: KVCacheLayout) -> tuple[list[int], list[int]]:
-    """Return two lists with a value for each group: slots of one token, and slots of one recurrent state. A slot is a
-    token or a byte; see `KVCacheLayout.unit_slots`.
+    """Return two lists with a value for each group: number of slots that one token takes, and number that one recurrent
+    state takes. Slots are the units in which the pool is measured; see `KVCacheLayout.unit_slots`.
     """
     return [layout.token_slots(group) for group in layout.groups], [layout.state_slots(each) for each in layout.groups]
 
@@ -172,7 +174,8 @@ def records_of_groups(
     Args:
         layout: the groups of the model.
         widths: number of entries in a table of each group.
-        policy: if it is no vLLM cache (`Paged`), its one group follows the rules of no release.
+        policy: settings of the server. Unless they are vLLM's (`Paged`), the model has one group, and no release's
+            rules apply to it.
         retention_tokens: tokens between the boundaries at which windows and states are cached; None for no setting.
         pipeline: stages of the engine, which bound the number of tokens in flight.
         drafts: speculative decoding; None without.

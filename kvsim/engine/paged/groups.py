@@ -140,9 +140,9 @@ def remove_skipped_blocks(engine: Engine, sequence: Sequence, group: int, comput
 
 @part
 def quiet_until(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the largest number of computed tokens after a step with which the step neither appends nor frees a block
-    of the sequence in `group`; 0 if every step must check. `computed` is the present number of computed tokens, without
-    those in flight if windows wait for them.
+    """Return the number of computed tokens up to which steps neither append nor free a block of the sequence in
+    `group`; 0 if every step must check. `computed` is the present number of computed tokens, without those in flight if
+    windows wait for them.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     block_size = record.block_size
@@ -280,8 +280,8 @@ def _num_expired(engine: Engine, sequence: Sequence, group: int, computed: int) 
 
 @part
 def _expired_of_table(engine: Engine, sequence: Sequence, group: int, computed: int) -> int:
-    """Return the number of expired slots of one table. A block in several tables is counted for the table that is
-    visited last.
+    """Return the number of expired slots of one table. The slots of a block in several tables are counted only for the
+    last of these tables in the loop of `expired_slots`.
     """
     record, table = engine.groups[group], table_of(engine, sequence, group)
     num_expired = _num_expired(engine, sequence, group, computed)
@@ -325,8 +325,9 @@ def _count_holder(engine: Engine, block: int, expired: int) -> int:
     """Record that one sequence with `block` in its table will not read the first `expired` tokens or states of the
     block. Return the number that no sequence will read if this call is for the last such sequence; otherwise 0.
 
-    `expired_slots` calls this at most once for each of these sequences. If a sequence will still read the whole block,
-    there is no call for it, and every call returns 0.
+    `expired_slots` calls this at most once for each of these sequences, and not for a sequence that will still read the
+    whole block. The last sequence is that whose call makes the number of calls equal to `Block.refs`. If one sequence
+    is left out, this number is not reached, and every call returns 0.
     """
     num_holders = engine.blocks[block].refs
     if num_holders == 1:

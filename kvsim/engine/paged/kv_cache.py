@@ -71,7 +71,8 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 @part
 def begin_tables(engine: Engine, sequence: Sequence, hit_tokens: int, num_tokens: int, num_slots: int) -> None:
     """Create the tables of a sequence that is being admitted: the blocks of its hit of `hit_tokens` tokens, and new
-    blocks up to `num_slots` tokens; see `extend`. Enough blocks must be free.
+    blocks until there is room for `num_slots` tokens: the first `num_tokens`, and the drafts after them; see `extend`.
+    Enough blocks must be free.
     """
     settings, state = engine.settings, engine.state
     assert state.num_free_places > 0
@@ -170,8 +171,8 @@ def _end_to_cache(engine: Engine, group: int, num_tokens: int) -> int:
     """Return the number of leading tokens whose full blocks may be cached in a group, if `num_tokens` tokens are known.
 
     It is a multiple of `Settings.commit_tokens`, with two exceptions if there are drafts. A single group may cache all
-    tokens that no step in flight can reject. A group with `Group.drops_hit` may cache one block of such tokens after
-    the multiple, because a hit that ends there needs the next block, too.
+    tokens that no step in flight can reject. A group with `Group.drops_hit` may cache such tokens up to one block
+    after a multiple, because a hit that ends at the multiple needs the next block, too.
     """
     settings, record, unit = engine.settings, engine.groups[group], engine.settings.commit_tokens
     end_tokens = num_tokens // unit * unit
@@ -225,7 +226,7 @@ def mark_prompt_end(engine: Engine, sequence: Sequence, num_tokens: int) -> None
 @part
 def expect_return(engine: Engine, sequence: Sequence) -> None:
     """Put the cached blocks of a sequence that is being preempted into the hash table, so that its next admission finds
-    them. Blocks with keys of this sequence alone were left out until now.
+    them. Until now, blocks whose keys no other sequence has were not in the table.
     """
     for group in range(engine.settings.num_groups):
         table = table_of(engine, sequence, group)
@@ -356,8 +357,8 @@ def extend(engine: Engine, sequence: Sequence, group: int, num_tokens: int, num_
 
 @part
 def find_room(engine: Engine, sequence: Sequence, computed: int) -> None:
-    """Set `Sequence.room_tokens`: the largest number of computed tokens after a step with which the step changes no
-    table of the sequence. At present, `computed` tokens are computed.
+    """Set `Sequence.room_tokens`: the number of computed tokens up to which steps change no table of the sequence; see
+    `groups.quiet_until`. At present, `computed` tokens are computed.
     """
     room, first = NEVER, engine.settings.first_in_lookup
     read = max(0, computed - sequence.in_flight) if engine.settings.windows_wait else computed

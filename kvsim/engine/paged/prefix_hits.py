@@ -33,8 +33,9 @@ def find(engine: Engine, sequence: Sequence) -> int:
     The last token is never a hit, because it has to be computed. Kinds of layers are looked up in turn, full attention
     first, each within the hit of the kind before. This is repeated until no kind shortens the hit.
 
-    If some groups have a longer prefix cached, a chunk of the prompt may have to end there. Depending on the release,
-    `Sequence.junction` is set to the longest such prefix, or `State.num_partly_cached` to its tokens after the hit.
+    If some groups have a longer prefix cached, a chunk of the prompt may have to end where that prefix ends. Depending
+    on the release, `Sequence.junction` is set to the longest such prefix, or `State.num_partly_cached` to its tokens
+    after the hit.
     """
     settings, state = engine.settings, engine.state
     limit = sequence.num_tokens - 1
@@ -84,8 +85,9 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
     the same in all groups of the kind.
 
     If drafting computes the last hit block of this kind again (`Group.drops_hit`), look up one block more, within
-    `limit` tokens, and leave out the last block found. With `Settings.drops_after_prompt`, all known tokens replace
-    `limit`. A block is left out only once in a lookup, and once more after another kind has shortened the hit.
+    `limit` tokens, and leave out the last block found. With `Settings.drops_after_prompt`, look it up within all known
+    tokens instead. The kind leaves out a block only once, and once again each time that a call of this function which
+    leaves out no block finds less than `current` tokens.
     """
     record, settings = engine.groups[first], engine.settings
     if not settings.drops_last_hit:
@@ -102,8 +104,8 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
 
 @part
 def _allow_drops(engine: Engine) -> None:
-    """Let each kind of layers leave out its last hit block once, at the start of a lookup, and once more after another
-    kind has shortened the hit.
+    """Let each kind of layers leave out its last hit block once from now on. Called at the start of a lookup,
+    and again by `_find_kind`.
     """
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):

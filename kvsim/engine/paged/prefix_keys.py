@@ -143,8 +143,8 @@ def with_answers(
     prompt of a later turn repeats it.
 
     A later prompt begins with `turns.history_tokens` tokens of its conversation: the prompt and the answer of the turn
-    before. A block in them has the same key in both turns: the known one, from either prompt, or else a new key. If
-    `turns` is None, return `prompts`.
+    before. A block in them has the same key in both turns: the key that one of the two prompts has, or else a new key.
+    Keys that both prompts have are left as they are. If `turns` is None, return `prompts`.
     """
     if turns is None:
         return prompts

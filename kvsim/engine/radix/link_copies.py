@@ -58,8 +58,8 @@ def start_stores(engine: Engine) -> None:
 
 @part
 def store_now(engine: Engine, node: int) -> None:
-    """Copy a node that is being evicted to the host, and record the copy. With `BY_CLOCK`, the host launches the next
-    step only after the end of the copy.
+    """Copy a node that is being evicted to the host, and record the copy. If the clock decides when copies end
+    (`BY_CLOCK`), the host launches the next step only after the end of the copy.
     """
     radix, state = engine.radix.state, engine.state
     copy = engine.radix.written[radix.num_storing]

@@ -26,7 +26,9 @@ _IGNORE_EOS_RESERVE_TOKENS = 1
 `_add_one_req_ignore_eos`.
 """
 _SHORT_OF_MEMORY, _OVER_BUDGET = -1, 0
-"""Results of `_select_prefill_admission` for a request that does not fit. The verdicts are `NO_TOKEN` and `OTHER`."""
+"""Results of `_select_prefill_admission` for a request that does not fit. They lead to the verdicts `NO_TOKEN` and
+`OTHER`, respectively.
+"""
 
 
 @part
@@ -339,9 +341,9 @@ def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _insert_later_need(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a pass's second or later candidate in ascending order of `Need.left`, before equal
-    ones. As in SGLang, they come before the last record even if they are larger. Do nothing if the candidate is
-    expected to need no more tokens.
+    """Insert the future need of a pass's second or later candidate in ascending order of `Need.left`, before equal
+    ones. As in SGLang, even a need larger than that of the last record is put before that record. Do nothing if the
+    candidate is expected to need no more tokens.
     """
     left, index = _tokens_left(engine, sequence), 0
     last = engine.radix.state.num_needs - 1

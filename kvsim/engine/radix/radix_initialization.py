@@ -50,9 +50,13 @@ _MOST_ENTRIES = 1 << 28
 _EVENTS_BESIDE_PAGES = 1 << 12
 """Number of events in one step for which there is room, besides the events about pages."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of memory rows that a step writes about one page: eviction, release, allocation, and replacement."""
+"""Largest number of rows of the recording's memory table that a step writes about one page: eviction, release,
+allocation, and replacement.
+"""
 ROWS_OF_HITS = 1 << 20
-"""Number of memory rows about hits in one step for which there is room: one for each range of consecutive hit pages."""
+"""Number of rows of the memory table about hits in one step for which there is room: one for each range of consecutive
+hit pages.
+"""
 
 
 def radix_tables(
@@ -81,7 +85,7 @@ def radix_tables(
         page_bytes: bytes of a page in all layers of one GPU.
         num_layers: number of layers on one GPU.
         copies_are_timed: whether the engine's clock decides when a copy ends. If not, a copy ends in the scheduler's
-            pass after the one in which it begins.
+            pass after the one in which it begins, unless the caller sets the rule `REPORTED`.
         reports: whether evictions, duplicates and retractions are recorded.
         compiled: whether the records are arrays, which machine code uses, instead of objects.
 

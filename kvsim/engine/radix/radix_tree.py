@@ -126,7 +126,7 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
             child = split(engine, child, num_common)
         nodes[child].priority = max(nodes[child].priority, priority)
         if not nodes[child].is_on_device:
-            tree_nodes.get_device_pages(engine, child)
+            tree_nodes.gain_device_pages(engine, child)
             _copy_from_row(engine, sequence, child)
             tree_nodes.update_double(engine, child)
         elif protected < depth + num_common:
@@ -144,7 +144,8 @@ def insert(engine: Engine, sequence: Sequence, num_pages: int, protected: int, i
 @part
 def split_at_prompt_end(engine: Engine, sequence: Sequence, num_pages: int, priority: int) -> None:
     """Split the path of a request at the end of its prompt, after `num_pages` pages, so that the answer can be evicted
-    without the prompt. The tree must have these pages. This is an insert with a priority raised by 1.
+    without the prompt. The tree must have these pages. As in SGLang, the prompt is inserted again, with the
+    priority `priority` + 1, at most `NO_PRIORITY`.
     """
     insert(engine, sequence, num_pages, num_pages, num_pages, min(priority + 1, NO_PRIORITY))
 

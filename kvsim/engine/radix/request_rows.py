@@ -35,7 +35,8 @@ def evict_from_tree_cache(engine: Engine, num_tokens: int) -> None:
 
 @part
 def match_kv_cache(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Match the first `num_tokens` tokens of a waiting request with the tree, and store the hit in its `Holding`.
+    """Match the first `num_tokens` tokens of a waiting request with the tree, and store the hit in the request's
+    record, `Holding`.
     Without a tree, the hit is empty.
     """
     holding = engine.radix.holdings[sequence.number]
@@ -215,9 +216,10 @@ def cache_req(engine: Engine, sequence: Sequence, up_to: int, is_finished: bool)
     that the request has locked. Without a tree, do nothing.
 
     It is SGLang's `cache_finished_req` if `is_finished`, which is True if the request leaves its row; otherwise
-    `cache_unfinished_req`. Without windows, the path is split at the end of the prompt. If the request's match has gone
-    further than its hit, because nodes lack their windows, only the tokens of the match (`Holding.branch_tokens`) are
-    inserted the first time.
+    `cache_unfinished_req`. Without windows, the path is split at the end of the prompt.
+
+    If some matched nodes lack their windows, the request's match is longer than its hit. The first call that reaches
+    the end of the match (`Holding.branch_tokens`) then inserts only the tokens of the match.
     """
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     if not engine.radix.settings.has_tree or up_to == 0:
@@ -307,6 +309,6 @@ def num_cached_windows(engine: Engine) -> int:
 RADIX = MemoryManager(
     name="radix", free_units=num_unlocked, free_windows=num_unlocked_windows, cached_windows=num_cached_windows
 )
-"""Memory of SGLang. It has only the functions that fill the row of a step. Functions that allocate and free are called
-by SGLang's scheduler directly.
+"""Memory manager of SGLang. It has only the functions whose results fill a step's row in the recording's table of
+steps. SGLang's scheduler calls functions that allocate and free directly.
 """

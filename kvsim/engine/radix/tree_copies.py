@@ -80,7 +80,7 @@ def demote(engine: Engine, node: int) -> bool:
     it is not there.
 
     Return False, and keep the device pages, if the leaf is not on the host and is not copied: by the write policy, or
-    because the host has no room. In the latter case, the nodes below the leaf are removed from the host.
+    because the host has no room. In the latter case, the nodes below it, which are only on the host, are removed.
     """
     record = engine.radix.nodes[node]
     if not record.is_on_host:
@@ -178,7 +178,9 @@ def _reclaim_doubles(engine: Engine, enough: int, spares_leaves: bool) -> None:
 
 @part
 def _next_double(engine: Engine, previous: int) -> int:
-    """Return the node with the smallest `Node.doubled` that is larger than `previous`; `ROOT` if there is none."""
+    """Return the node that came to be on both device and host next after the one whose `Node.doubled` is `previous`;
+    `ROOT` if there is none. `Node.doubled` is the number of a node in this order.
+    """
     found, least = ROOT, NEVER
     for node in range(1, engine.radix.state.num_nodes + 1):
         record = engine.radix.nodes[node]
@@ -203,7 +205,7 @@ def begin_load(engine: Engine, node: int, top: int, request: int) -> bool:
         below = node
         while nodes[below].begin > end:
             below = nodes[below].parent
-        tree_nodes.get_device_pages(engine, below)
+        tree_nodes.gain_device_pages(engine, below)
         first = nodes[below].first_entry
         for entry in range(first, first + nodes[below].num_pages):
             engine.radix.node_pages[entry] = token_slots.alloc(engine)

@@ -107,7 +107,7 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 
 @part
-def get_device_pages(engine: Engine, node: int) -> None:
+def gain_device_pages(engine: Engine, node: int) -> None:
     """Record that a node that was only on the host now has pages on the device, too. The caller writes these pages to
     the entries from `Node.first_entry` on.
     """
