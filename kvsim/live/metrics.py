@@ -118,7 +118,7 @@ class ServerMetrics:
 
     @property
     def counters(self) -> tuple[int, ...]:
-        """All counts since the server's start. If any of them falls, the server has restarted."""
+        """All counts since the server's start. If one falls, the server has restarted."""
         return (
             self.preemptions, self.finished, self.prompt_tokens, self.generation_tokens, self.queried_tokens,
             self.hit_tokens, *(int(each.count) for each in self.histograms.values()),

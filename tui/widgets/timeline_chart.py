@@ -312,7 +312,7 @@ class TimelineChart(Scrubber):
         ).simplify()
 
     def _knob(self, column: int) -> Segment:
-        """Return the character that marks the clock on the axis. Over a square of events, it has the square's colour."""
+        """Return the character that marks the clock on the axis; over a square of events, in the square's colour."""
         hides = len(self._events) > column and self._events[column] > 0 and self._has_squares
         color = self._mark_color() if hides else self.symbols.palette.cursor
         return Segment(self.symbols.knob, Style(color=color, bold=True))

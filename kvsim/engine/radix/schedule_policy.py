@@ -29,8 +29,8 @@ requests.
 @part
 def calc_priority(engine: Engine) -> None:
     """Sort the waiting queue by the schedule policy. If the order depends on prefix hits, first match all waiting
-    requests with the tree. If it is `FCFS` or `LOF`, match some of them in every 32nd pass, only to mark their prefixes
-    as used; see `_touch_waiting_prefixes`.
+    requests with the tree. If it is `FCFS` or `LOF`, match some waiting requests in every 32nd pass, only to mark their
+    prefixes as used; see `_touch_waiting_prefixes`.
     """
     settings, state = engine.radix.settings, engine.state
     order = settings.order
