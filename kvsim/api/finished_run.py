@@ -89,8 +89,10 @@ class Run(Recording):
         return draw(kind, (self, *others), file=file, overwrite=overwrite, purpose=purpose, theme=theme)
 
     def picture(self, at_s: float | None = None, *, width: int = 84, height: int = 10) -> Still:
-        """Draw the memory pool at `at_s` seconds. If it is None, draw it at the first preemption, or else where most
-        memory is wasted, or a request is refused, or most requests run.
+        """Draw the memory pool at `at_s` seconds.
+
+        If `at_s` is None, the moment is the first of these that the run has: its first preemption, a moment of much
+        wasted memory, its first refused request. A run with none of them is drawn when most requests run.
 
         Each cell shows one or more units of memory, coloured by their content. `width` and `height` are in characters.
         A notebook displays the result; `str()` returns its SVG.

@@ -103,12 +103,14 @@ def simulate(
         replicas: number of equal servers behind one router; None for one server. With several servers or data-parallel
             ranks, the result is a `FleetRun`, which has a run for each server or rank.
         prefill: number of servers that only compute prompts; the result is a `FleetRun` that begins with these servers.
+            None, like `decode`, if each server does both.
         decode: number of servers that fetch the KV of prompts and generate the answers.
-        kv_link: speed and latency of the link of a decode server, and its number of concurrent transfers.
+        kv_link: speed and latency of the link of a decode server, and its number of concurrent transfers; None for the
+            defaults of `KvLink`.
         route: router in front of the replicas or the prefill servers: "shortest" (the default), another name of
             `kvsim run --route`, a Python file with a function `route(request, servers)`, or such a function.
         route_lag_s: age in seconds of the router's knowledge of the servers' prefix caches.
-        prefix_store: memory for prefixes that the replicas share, and the link of each replica to it.
+        prefix_store: memory for prefixes that the replicas share, and the link of each replica to it; None for none.
         options: see `kvsim.simulation.Options`: `refuse_misfits`, `users` and `think_s` for a closed loop,
             `engine`, `check`, `progress`.
 

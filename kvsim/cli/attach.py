@@ -115,7 +115,10 @@ def _check_output(metrics_url: str | None, output: Path, *, overwrite: bool) -> 
 def _watch_metrics(
     tui: Any, metrics_url: str, output: Path | None, ranks: KvEventRanks | None, *, overwrite: bool, ascii_only: bool
 ) -> bool:
-    """Watch the page of metrics at `metrics_url`; return True if `output` was written."""
+    """Watch the page of metrics at `metrics_url`; return True if `output` was written.
+
+    `ranks` follows the KV events of the server's data-parallel ranks; None if they are not watched.
+    """
     from kvsim.live.metrics import as_csv
     from kvsim.live.metrics_feed import MetricsFeed
 
@@ -140,7 +143,10 @@ def _watch_metrics(
 def _watch_events(
     tui: Any, address: str, output: Path | None, *, overwrite: bool, ascii_only: bool, calm: bool
 ) -> bool:
-    """Watch a server that publishes kvsim's events; return True if `output` was written."""
+    """Watch a server that publishes kvsim's events; return True if `output` was written.
+
+    If `output` is None, nothing is written.
+    """
     from kvsim.live.event_feed import LiveFeed
     from kvsim.recording import write
 

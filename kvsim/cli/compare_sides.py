@@ -75,7 +75,10 @@ def _ranks(flags: Mapping[str, Any]) -> Iterator[Side]:
 
 
 def compare_sides(sides: Sides, policy: str, output: Path | None, *, overwrite: bool, as_json: bool) -> None:
-    """Simulate all runs under `policy`, print their figures, and record each run in a folder below `output`."""
+    """Simulate all runs under `policy`, print their figures, and record each run in a folder below `output`.
+
+    If `output` is None, nothing is recorded.
+    """
     requested = [side.flags for side in sides.runs if side.is_requested]
     check_routes(*requested)
     for flags in requested:

@@ -29,8 +29,10 @@ def _share(value: float) -> str:
 
 
 _LEAST_CHANGE = 0.01
-"""Smallest change of a figure that the printed sentence names: as a fraction of the figure's largest value, or for a
-figure in percent, in percentage points / 100.
+"""Changes of a figure up to this size are not named in the printed sentence.
+
+A change is a fraction of the figure's largest value in the runs: 0.01 is 1 %. A figure in percent is itself a fraction,
+and its change is not divided by anything: 0.01 is 1 percentage point.
 """
 _MOST_NAMED = 5
 """Maximum number of figures that the printed sentence names."""
@@ -213,8 +215,8 @@ def _moves(name: str, runs: Sequence[SideRun]) -> bool:
 def _spread(name: str, runs: Sequence[SideRun]) -> float:
     """Return the ratio of the largest to the smallest value of a figure in `runs`, by which figures are ordered.
 
-    Before the division, a constant is added to both values, because some figures can be 0: nothing to times, 0.01 to
-    figures in percent, and 1 to all others.
+    Before the division, a constant is added to both values, because some figures can be 0. The constant is 0 for times,
+    0.01 (1 percentage point) for figures in percent, and 1 for all others.
     """
     values = [run.figures[name] for run in runs]
     added_to: dict[Callable[[float], str], float] = {seconds: 0.0, _share: 0.01}

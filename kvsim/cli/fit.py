@@ -134,7 +134,7 @@ class _Findings(NamedTuple):
     """Results of `kvsim fit`: the answer, the answer without speculative decoding, and the servers for larger loads."""
 
     answer: Answer
-    undrafted: Answer | None
+    without_speculation: Answer | None
     """Answer for the server without speculative decoding; None if the server has none anyway."""
     multiples: Sequence[float]
     """Multiples of the load for which the needed servers are counted; empty for a single load."""
@@ -199,8 +199,8 @@ def _print_json(found: _Findings) -> None:
     document = found.answer.as_dict()
     if found.multiples:
         document["growth"] = [row.as_dict() for row in found.growth]
-    if found.undrafted is not None:
-        document["without_drafts"] = found.undrafted.outcome.as_dict()
+    if found.without_speculation is not None:
+        document["without_drafts"] = found.without_speculation.outcome.as_dict()
     print_json(document)
 
 
@@ -209,7 +209,7 @@ def _print(found: _Findings) -> None:
     from kvsim.fitting.draft_effect import drafts_words
 
     print_fit(found.answer)
-    if found.undrafted is not None:
-        echo(drafts_words(found.answer, found.undrafted))
+    if found.without_speculation is not None:
+        echo(drafts_words(found.answer, found.without_speculation))
     if found.multiples:
         print_growth(found.growth, found.multiples)

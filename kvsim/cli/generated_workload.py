@@ -131,8 +131,11 @@ def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
     """Return the distribution of lengths that `text`, the value of `flag`, describes: a mean and a sigma, or one
     length.
 
-    With `ratio`, lengths are uniform from that length times 1 - `ratio` to that length times 1 + `ratio`; None: no
-    ratio.
+    If `ratio` is given, `text` must be one length L. The lengths are then uniform from L * (1 - `ratio`) to
+    L * (1 + `ratio`), rounded outwards.
+
+    Raises:
+        UsageError: `text` is neither, or `ratio` is not from 0 to below 1, or is given with a sigma.
     """
     from kvsim.workload import Fixed, LogNormal, Uniform
 

@@ -25,7 +25,7 @@ def command(*, recording_name: str | None, check: bool, as_json: bool) -> None:
     """Describe a recording: a folder, or the name of one that comes with kvsim. Without a name, list those.
 
     --check is meant for authors of programs that write recordings; docs/reference/recordings.md specifies the format.
-    It also takes the folder of a fleet.
+    --check also takes the folder of a fleet.
     """
     if check:
         _check(recording_name, as_json=as_json)

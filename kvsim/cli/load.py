@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.workload import Workload
 
 _requests = section("Requests")
-_SHOWN_S = 120.0
+_SIMULATED_S = 120.0
 """Seconds of arrivals that `kvsim fit` simulates at a rate, if the number of requests is not given."""
 _FEWEST, _MOST = 300, 5_000
 _SESSIONS_OF_USER, _FEWEST_SESSIONS = 3, 100
@@ -117,7 +117,7 @@ def requests_of(flags: dict[str, Any]) -> tuple[Workload, Recording | RecordedRe
         return workload_and_source(flags)
     rate = flags["rate"] or DEFAULT_RATE_PER_S
     # An invalid rate is refused later, when arrivals are generated.
-    shown = min(max(round(_SHOWN_S * min(rate, 1e6)), _FEWEST), _MOST) if rate > 0 else _FEWEST
+    shown = min(max(round(_SIMULATED_S * min(rate, 1e6)), _FEWEST), _MOST) if rate > 0 else _FEWEST
     # Burstiness, a ramp or an infinite rate imply an arrival process; otherwise it is Poisson.
     has_process = flags["burstiness"] is not None or flags["ramp"] is not None or rate == math.inf
     arrivals = flags["arrivals"] or (None if has_process else "poisson")

@@ -22,7 +22,7 @@ Settings = TypeVar("Settings")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens")
 """Limits whose defaults are those of `vllm serve` or of `LLM()`, as --defaults says."""
 _APPLIES_LIKE = {"adapters": "enable_lora", "defaults": "max_num_seqs", "kv_offloading_gb_per_s": "load_gb_per_s"}
-"""Flags that are no settings of a policy. Each applies to the policies that have the setting in its value."""
+"""Flags that are no settings of a policy, each with a setting. The flag applies to the policies with this setting."""
 
 
 def _checked_jobs(context: click.Context, parameter: click.Parameter, value: int) -> int:  # noqa: ARG001
@@ -80,7 +80,10 @@ def flag_values(context: click.Context, option: click.Option, spelling: str, wor
 def bounded(
     bounds: Setting | None = None, *, at_least: float | None = None, at_most: float | None = None
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Return a click callback that refuses a number out of bounds with an error that names the flag."""
+    """Return a click callback that refuses a number out of bounds with an error that names the flag.
+
+    The bounds are those of the setting `bounds`, or else `at_least` and `at_most`; None means no bound.
+    """
     known = bounds or Setting(help="", at_least=at_least, at_most=at_most)
 
     def check(_context: click.Context, option: click.Parameter, value: Any) -> Any:

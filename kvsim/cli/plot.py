@@ -22,11 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_PIXELS = 100_000_000
 _DEFAULT_DPI = 300
-"""Pixels per inch that the check of the size assumes if --dpi is not given: the largest default of any --for."""
+"""Pixels per inch that `_check_pixels` assumes if --dpi is not given: the largest default of any --for."""
 _DEFAULT_SIDE_INCHES = 11.0
-"""Width and height in inches that the check of the size assumes if --size is not given: the largest default of any
---for.
-"""
+"""Width and height in inches that `_check_pixels` assumes if --size is not given: the largest default of any --for."""
 _KINDS = (
     "waste-bars, occupancy, queue, latency, lifetimes, free-runs (one or several recordings); "
     "ladder (what kvsim compare --ladder -o wrote); waste-over-time, memory-map, roofline (one); "

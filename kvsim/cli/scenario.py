@@ -45,7 +45,7 @@ class Scenario:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of KV cache on one GPU. With pipeline stages, the sum for one GPU of each stage."""
+    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over the stages, one GPU of each."""
     block_size: int
     """Number of tokens in a block of a paged cache."""
     max_model_len: int
@@ -107,8 +107,8 @@ class Scenario:
     def machine(self, policy: AnyPolicy) -> Machine:
         """Return the machine that `policy` runs on, with its step times.
 
-        Static batches have step times of Hugging Face. In comparisons of policies, --times may give them those of vLLM,
-        which all other policies have.
+        All policies have vLLM's step times, except static batches, which have those of Hugging Face. In comparisons of
+        policies, --times may give vLLM's step times to static batches, too.
         """
         from kvsim.policies import Static
         from kvsim.simulation import Machine

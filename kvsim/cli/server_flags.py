@@ -32,7 +32,7 @@ _NUMBERS = ("--max-model-len", "--max-num-batched-tokens", "--kv-cache-memory-by
 _OTHER_MEANING = frozenset(("--config", "--host", "--load-format", "--port", "--seed", "--size"))
 """Flags of servers that kvsim also has, with another meaning."""
 _STATED_IN_CHECKPOINT = frozenset(("auto-round", "compressed-tensors", "gguf", "quark", "torchao"))
-"""Quantization methods whose name does not tell the number of bits of a weight."""
+"""Quantization methods whose name does not tell the number of bits of a weight; the checkpoint states it."""
 
 
 @dataclass(slots=True)

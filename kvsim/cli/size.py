@@ -126,7 +126,7 @@ def command(
 
 
 def _check_no_other_flags(context: click.Context, *allowed: str) -> None:
-    """Check that only flags in `allowed` are given. An error names the first of these flags, such as --list."""
+    """Check that only flags in `allowed` are given. An error names `allowed[0]`, such as --list, and the other flag."""
     spelled = {str(option.name): option.opts[0] for option in context.command.params}
     for name, flag in spelled.items():
         if name not in allowed and is_given(context, name):

@@ -70,7 +70,7 @@ def unmeasured_notes(flags: Mapping[str, Any], budget: Budget) -> list[str]:
     release, model = release_of(flags), budget.model
     is_computed = any(term.label == "activations" for term in budget.terms)
     sentences = []
-    if is_computed and model.has_shared_experts:
+    if is_computed and model.divides_experts_among_ranks:
         sentences.append(
             "of data-parallel ranks one start was measured (Qwen3-30B-A3B, two H100s): 1.2 % fewer blocks than these "
             "estimates of activations, buffers and graphs leave"

@@ -26,8 +26,8 @@ def verdict(
 ) -> str:
     """Return the answer as sentences: costs of images, adapters and drafts, the sequences that fit, and the reasons.
 
-    `image` has the cost of one image, from `image_of`. `otherwise` is the result of `other_layouts`: plans of the same
-    memory with other layouts, each with words such as "if windows were full layers".
+    `image` has the cost of one image, from `image_of`; None without an image. `otherwise` is the result of
+    `other_layouts`: plans of the same memory with other layouts, each with words such as "if windows were full layers".
     """
     plan = budget.plan
     if plan.concurrency < 1:

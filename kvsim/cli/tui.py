@@ -110,10 +110,10 @@ def command(
     a recorded vLLM run is shown.
     """
     _check_one_source(recording_name, policy, compare=compare, lesson=lesson, attach=attach)
-    shows_no_run = _content_without_run(
+    content_without_run = _content_without_run(
         recording_name, flags, lesson=lesson, attach=attach, compare=compare, screenshot=screenshot
     )
-    policy = _checked_policy(context, policy, shows_no_run, shows_other=bool(recording_name or compare))
+    policy = _checked_policy(context, policy, content_without_run, shows_other=bool(recording_name or compare))
     columns_rows = _checked_size(size, screenshot, at_s, overwrite=overwrite)
     if lesson == _LIST:
         if serve or screenshot is not None:
@@ -152,7 +152,7 @@ class _Shown(NamedTuple):
     make: Callable[[Any], Any]
     """Function that returns what is shown: one recording, several recordings, or a lesson.
 
-    Its argument is an object that shows the progress of this, or None to show none.
+    Its argument is an object that shows the progress of reading or simulating; if it is None, no progress is shown.
     """
     runs: Callable[[], Any] | None = None
     """Function that simulates the same requests under all policies; None if no comparison is possible."""
@@ -208,16 +208,18 @@ def _content_without_run(
     return "--lesson" if lesson is not None else "--attach" if attach is not None else ""
 
 
-def _checked_policy(context: click.Context, policy: str | None, shows_no_run: str, *, shows_other: bool) -> str | None:
+def _checked_policy(
+    context: click.Context, policy: str | None, content_without_run: str, *, shows_other: bool
+) -> str | None:
     """Check the flags of a run, and return the policy to simulate; None if no single policy is simulated.
 
     If --policy is not given and flags describe a run, the paged policy is simulated, unless a recording or a comparison
-    is shown (`shows_other`). `shows_no_run` is the result of `_content_without_run`.
+    is shown (`shows_other`). `content_without_run` is the result of `_content_without_run`.
     """
     flag_of_a_run = _flag_of_a_run(context)
-    if shows_no_run and flag_of_a_run:
-        raise UsageError(f"{flag_of_a_run} has no effect with {shows_no_run}; leave one out.")
-    if shows_no_run:
+    if content_without_run and flag_of_a_run:
+        raise UsageError(f"{flag_of_a_run} has no effect with {content_without_run}; leave one out.")
+    if content_without_run:
         return None
     if policy is None and not shows_other and flag_of_a_run:
         policy = Paged.name

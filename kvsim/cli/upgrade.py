@@ -88,8 +88,8 @@ def _print_first(upgrade: Upgrade) -> None:
     named = [each.change.says for each in upgrade.effects if each.names_first]
     lines = [(line.label, line.recorded, line.simulated) for line in first.decisions.lines if line.differs]
     title = f"The first decision that differs: {first.decisions.moment}, at {seconds(first.at_s)}"
-    kinds = ", ".join(f"{kind} from step {step:,}" for kind, step in upgrade.differs_from.items())
-    other = upgrade.num_other
+    kinds = ", ".join(f"{kind} from step {step:,}" for kind, step in upgrade.first_step_of_kind.items())
+    other = upgrade.num_changed_requests
     served = (
         f"\nrequests that are preempted more or less often: {other['preemptions']:,}; with other prefix hits: "
         f"{other['cached_tokens']:,}; with a TTFT more than 1 % away: {other['ttft_s']:,}"

@@ -34,7 +34,10 @@ WHOLE_TABLE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventColumns:
-    """Events of one engine in five tables of integers. The first column of each is the moment, in ascending order."""
+    """Events of one engine in five tables of integers.
+
+    The first column of each is the moment, in ascending order: the index of an event of the recording, not a time.
+    """
 
     steps: Rows
     """int[n, 5], one row per scheduled step.

@@ -25,8 +25,8 @@ _MOST_FINDINGS = 12
 _MOST_IN_PAIRS = 3
 """Number of differing workloads on which pairs of variants are tried first: the shortest ones.
 
-A pair that makes no such workload equal is not tried on the others. Workloads that differ in `_LAST_TOKEN` are left
-out, because no variant changes this rule.
+A pair that makes no such workload equal is not tried on the others. Workloads that differ in the last-token rule of
+prefix hits (`_LAST_TOKEN`) are left out, because no variant changes this rule.
 """
 _RULES: tuple[tuple[str, str], ...] = (
     ("kind", "the engine's loop: when a step is scheduled, and when an output is processed"),

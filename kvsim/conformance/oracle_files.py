@@ -86,7 +86,7 @@ class OracleRequest:
     """Index of the engine call before which the request is aborted; None if it is not aborted."""
     priority: int
     accepted_drafts: tuple[int, ...] = ()
-    """Entry i: number of drafts accepted in the step before which the request has i outputs; empty to accept all."""
+    """Entry i: number of drafts accepted in the step that begins after i outputs; empty to accept all."""
     images: tuple[ImageInput, ...] = ()
     proposed_drafts: tuple[int, ...] = ()
     """Entry i: number of drafts proposed when the request has i outputs; empty for as many as the settings allow."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class TransferEngine:
     """Loads and sends of KV that end after fixed numbers of steps, including the step that begins them.
 
-    A send keeps blocks for another server. It ends early if that server has read the blocks. Every send takes `lease`
-    steps. If `lease` is None, the workload states the number of steps for each request.
+    A send keeps blocks for another server. It ends when that server has read the blocks, or at the latest after `lease`
+    steps. If `lease` is None, the workload states this number of steps for each request.
     """
 
     def __init__(self, workload: OracleWorkload, lease: int | None = None) -> None:

@@ -58,7 +58,7 @@ def _shares_hashes(recording: Recording) -> bool:
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
     """Return the accepted and the proposed numbers of drafts of each request.
 
-    Entry i of an accepted list is for the step before which the request has i outputs. Entry i of a proposed list is
+    Entry i of an accepted list is for the step that begins after i outputs. Entry i of a proposed list is
     for the drafts that are proposed when the request has i outputs. If `proposed` is empty, the proposed lists are
     empty, which means the maximum.
     """

@@ -88,7 +88,7 @@ class SecondKeys:
         """Add the second key of sequence `number` to the block in which its last hash ends.
 
         `blocks` has some blocks of the sequence's table, from index `first` on. The first `num_cached` blocks of the
-        table are full.
+        table are full and cached.
         """
         engine = self._driver.engine
         self._forget_tails(self._tails.intersection(blocks[: max(num_cached - first, 0)]))

@@ -36,7 +36,7 @@ class MomentTimeline:
     row: IntArray
     """Row of the request that arrives or leaves, or of the step that is scheduled or whose output is processed.
 
-    For the kinds `NOTHING` and `LOOK`, it is the row of the next recorded moment.
+    For the kinds `NOTHING` and `LOOK` (a call that scheduled nothing), it is the row of the next recorded moment.
     """
     of_change: IntArray
     """Moment at which each memory row is compared. Memory rows after the last moment are left out."""

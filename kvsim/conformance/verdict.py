@@ -45,7 +45,7 @@ class Verdict:
     """Result of a comparison: the first difference, and counts of what was equal before it."""
 
     num_steps: int = 0
-    """Number of calls of the scheduler that are equal."""
+    """Number of equal steps."""
     num_allocations: int = 0
     """Number of blocks allocated in the equal steps; both sides allocated blocks with equal ids."""
     num_preemptions: int = 0

@@ -21,8 +21,8 @@ Result = TypeVar("Result")
 def dask_workers(scheduler: str, num_jobs: int) -> Iterator[DaskWorkers]:
     """Yield workers on the Dask cluster at address `scheduler`; if it is empty, start a cluster on this machine.
 
-    `num_jobs` is the number of calls at a time, and of processes of a cluster that is started. If it is -1, all threads
-    of the cluster are used, or all cores of this machine.
+    `num_jobs` is the number of calls at a time on the cluster at `scheduler`, or the number of processes of a started
+    cluster. -1: all threads of the cluster at `scheduler`, or all cores of this machine for a started cluster.
     """
     with ExitStack() as stack:
         if scheduler:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 KEY: Final = "ladder"
 """Key in the provenance of a recording under which the rung is stored."""
-_MORE_THAN_PROMPT = 8
+_MORE_THAN_REQUEST = 8
 """Number of tokens by which SGLang's longest sequence must exceed a request, so that the request is neither refused nor
 cut.
 """
@@ -106,8 +106,8 @@ class RungResult:
 
     @property
     def time_gain(self) -> float:
-        """Factor of the gain that comes from speed: the throughput with ample memory, divided by that of the rung
-        below with ample memory; 1 on the first rung.
+        """Factor of the gain that comes from shorter times, not from memory: the throughput with ample memory, divided
+        by that of the rung below with ample memory; 1 on the first rung.
         """
         return self.gain / self.memory_gain
 
@@ -198,7 +198,7 @@ def with_ample_memory(machine: Machine, policy: AnyPolicy, workload: Workload) -
     needed = int((workload.prompt_tokens.astype(np.int64) + workload.max_tokens).max()) + 1
     if isinstance(limited, Paged | Contiguous):  # vLLM refuses a threshold above the longest sequence
         needed = max(needed, limited.scheduler.long_prefill_token_threshold)
-    needed += _MORE_THAN_PROMPT if isinstance(limited, Radix) else 0
+    needed += _MORE_THAN_REQUEST if isinstance(limited, Radix) else 0
     longest = min(limited.max_model_len, needed)
     name = "context_length" if isinstance(limited, Radix) else "max_model_len"
     short: Policy = replace(limited, scheduler=replace(limited.scheduler, **{name: longest}))

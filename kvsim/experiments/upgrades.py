@@ -39,7 +39,9 @@ class FirstDifference:
     """First decision in which the runs with two releases differ."""
 
     step: int
-    """Number of the step that the decision schedules; for any other decision, of the last step scheduled before it."""
+    """Number, from 0, of the step that the decision schedules; for any other decision, of the last step scheduled
+    before it, or 0 without one.
+    """
     at_s: float
     decisions: Difference
     """The decision in both runs. In its lines, `recorded` is of the older release, and `simulated` of the newer one."""
@@ -51,9 +53,10 @@ class Effect:
 
     change: Change
     names_first: bool
-    """True if this change explains the first decision that differs between the releases."""
+    """True if this change is named as the reason of the first decision that differs between the releases."""
     first_step: int | None
-    """Number of the first step that differs if the older release gets only this change; None if none differs."""
+    """Number, from 0, of the first step that differs if the older release gets only this change; None if none differs.
+    """
     alone: Figures
     """Figures of the older release with only this change; empty if it cannot serve the load."""
     together: Figures
@@ -81,9 +84,12 @@ class Upgrade:
     after: Figures
     first: FirstDifference | None
     """First decision that differs between the releases; None if none does."""
-    differs_from: Mapping[str, int]
-    """Number of the first step in which a kind of decision differs, by kind. Kinds that never differ are left out."""
-    num_other: Mapping[str, int]
+    first_step_of_kind: Mapping[str, int]
+    """Number, from 0, of the first step in which a kind of decision differs, by kind.
+
+    Kinds that never differ are left out.
+    """
+    num_changed_requests: Mapping[str, int]
     """Number of requests for which a figure differs, by figure: "preemptions", "cached_tokens" (prefix hits) or
     "ttft_s" (by more than 1 %). Empty if the releases served different numbers of requests.
     """
@@ -101,8 +107,8 @@ class Upgrade:
             "new": self.new,
             "figures": {self.old: self.before, self.new: self.after},
             "first_difference": None if self.first is None else asdict(self.first),
-            "differs_from_step": self.differs_from,
-            "requests_that_differ": self.num_other,
+            "differs_from_step": self.first_step_of_kind,
+            "requests_that_differ": self.num_changed_requests,
             "rules": effects,
         }
 
@@ -139,8 +145,8 @@ def explain_upgrade(
         before=before.figures,
         after=after.figures,
         first=None if moment is None else before.difference(after, moment),
-        differs_from=before.steps_that_differ(after),
-        num_other=_num_other(before.recording, after.recording),
+        first_step_of_kind=before.steps_that_differ(after),
+        num_changed_requests=_num_changed_requests(before.recording, after.recording),
         effects=tuple(_effects(old, tried, before, moment, run_with=run_with, progress=progress)),
     )
 
@@ -151,10 +157,13 @@ def _effects(
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and together with all earlier ones.
 
-    `moment` is the index of the first decision that differs between the releases; None if none does. `names_first` is
-    true for a change in two cases. Either the first decision that the change alone alters has this index. Or no earlier
-    change is named, and with all earlier changes and this one the first altered decision has this index, but not with
-    the earlier changes only.
+    `moment` is the index of the first decision that differs between the releases; None if none does.
+
+    A change is named as the reason of this decision (`names_first`) in two cases:
+
+    - The decision is the first that the change alone alters.
+    - No earlier change is named. The decision is the first that all earlier changes and this one together alter, but
+      not the first that the earlier changes alter without it.
     """
     last, together, is_named = before, dict[str, Any](), False
     for number, change in enumerate(changes):
@@ -207,7 +216,8 @@ class _Simulated:
         return self._events.first_difference(other._events)
 
     def step_at(self, moment: int, other: _Simulated) -> int:
-        """Return the number of the step to which the decision at index `moment` belongs; 0 before the first step.
+        """Return the number, from 0, of the step to which the decision at index `moment` belongs: the last one
+        scheduled by then, or 0 if there is none.
 
         If this run ended before this decision, the step is looked up in `other`.
         """
@@ -304,7 +314,7 @@ def _figures(recording: Recording) -> dict[str, float]:
     }
 
 
-def _num_other(before: Recording, after: Recording) -> dict[str, int]:
+def _num_changed_requests(before: Recording, after: Recording) -> dict[str, int]:
     old, new = before.requests, after.requests
     if len(old) != len(new):
         return {}

@@ -97,8 +97,10 @@ class _Trace:
         self._write(TracePacket(sequence_flags=TracePacket.SEQ_INCREMENTAL_STATE_CLEARED))
 
     def track(self, uuid: int, name: str, *, parent: int | None = None, counts_bytes: bool | None = None) -> None:
-        """Write the descriptor of a track. `counts_bytes` tells whether a counter's unit is bytes; it is None if the
-        track is no counter.
+        """Write the descriptor of a track.
+
+        `parent` is the uuid of the track above it; None for a track at the top. `counts_bytes` tells whether a
+        counter's unit is bytes; it is None if the track is no counter.
         """
         packet = self._packet()
         packet.track_descriptor.uuid, packet.track_descriptor.name = uuid, name
@@ -152,7 +154,7 @@ class _Trace:
         parent: int | None = None,
         counts_bytes: bool = False,
     ) -> None:
-        """Write a track of a value over time. Equal successive values are written once."""
+        """Write a track of a value over time. Equal successive values are written once. See `track` for `parent`."""
         self.track(uuid, name, parent=parent, counts_bytes=counts_bytes)
         # The value put before the first one differs from it, so that the first one is written.
         changed = np.flatnonzero(np.diff(values, prepend=values[0] - 1 if len(values) else 0))

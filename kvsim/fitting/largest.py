@@ -48,7 +48,9 @@ def largest_load(server: SearchedServer, load: Load, goal: Goal, *, engine: Engi
 
 
 def _between(fits: Callable[[float], bool], load: Load) -> tuple[float | None, float]:
-    """Return the largest size that fits (see `Largest.size`), and the next larger size that was tried."""
+    """Return the largest size that fits (see `Largest.size`), and the next larger size that was tried. If every size
+    that was tried fits, the second one was not tried.
+    """
     start = float(load.users or 1)
 
     if fits(start):

@@ -80,10 +80,10 @@ def _busiest(outcome: Outcome, server: SearchedServer) -> str:
     shares = outcome.shares
     if shares is None:
         return "the steps themselves"
-    if 1 - shares.arithmetic - shares.bandwidth > max(shares.arithmetic, shares.bandwidth):
+    if 1 - shares.arithmetic - shares.reading > max(shares.arithmetic, shares.reading):
         sums = ", sums over GPUs" if server.model.tensor_parallel_size > 1 else ""
         return f"neither memory nor arithmetic, but the host, starting kernels{sums} and waiting for requests"
-    return "arithmetic" if shares.arithmetic > shares.bandwidth else "memory bandwidth"
+    return "arithmetic" if shares.arithmetic > shares.reading else "memory bandwidth"
 
 
 def _time_words(outcome: Outcome) -> str:

@@ -169,7 +169,8 @@ def answer(
 
 def _left_out(server: SearchedServer, outcome: Outcome, num_changes: int, most: int) -> str:
     tried = f"at most {num_changes:,} of {most:,} changes were tried, and " if num_changes < most else ""
-    ranks = f" of {server.model.data_parallel_size} ranks that wait for each other" * server.model.has_shared_experts
+    model = server.model
+    ranks = f" of {model.data_parallel_size} ranks that wait for each other" * model.divides_experts_among_ranks
     servers = f"{server.replicas:,} servers" if server.replicas > 1 else "a server"
     return (
         f"Runs of {servers}{ranks} with {outcome.num_requests:,} requests take long: {tried}the largest "

@@ -186,10 +186,11 @@ def _rates(
 
 
 def _busy(runs: Sequence[Measured]) -> list[Measured]:
-    """Return the replicas with enough requests for a rate; all replicas if the others have too many to be ignored.
+    """Return the replicas with enough requests for a rate; all replicas if the others together have more than
+    `_IGNORED_SHARE` of all requests.
 
     A router may send nearly all requests of a light load to its first servers. It would then take hours of simulation
-    until the last servers have enough requests. See `_IGNORED_SHARE`.
+    until the last servers have enough requests.
     """
     busy = [run for run in runs if len(run.requests) >= FEWEST_REQUESTS]
     num_requests, num_busy = (sum(len(run.requests) for run in some) for some in (runs, busy))

@@ -48,7 +48,7 @@ _SOONER = 0.8
 """Largest ratio of the new mean end-to-end time to the old one with which a change counts as faster."""
 _SHOWN = 6
 RUNS_OF_LARGEST_LOAD = 40
-"""Typical number of runs that find the largest load of a server, beside those of the changes."""
+"""Estimated number of simulations in the search for the largest load of a server, without those of the changes."""
 _WORTH_COMPILING = 2_000_000
 """Number of output tokens, in all simulations together, from which on compiling saves time.
 
@@ -63,9 +63,6 @@ _MOST_RANK_STEPS = 250_000
 It takes about a minute on two cores. The simulation's clock stops at each of these steps, so they take much longer than
 the steps of separate servers.
 """
-_RUNS_TO_LARGEST = 40
-"""Estimated number of simulations in the search for the largest load."""
-
 MOST_TOKENS_OF_SPLITS = 500_000
 """Largest number of output tokens of a load for which splits into prefill and decode servers are tried.
 
@@ -154,7 +151,7 @@ class Search:
     ) -> list[Remedy]:
         """Return `remedies` with their prediction intervals, which need simulations with longer and shorter step times.
 
-        `least` is the minimum relative error of each figure, by the names in `figures_of`.
+        `least` is the minimum relative error of each figure, by the names in `figures_of`; None: no minimum.
         """
         points = [_moved(each.change.server, load, each.outcome) for each in remedies]
         moved = iter(self.outcomes([point for both in points for point in both]))
@@ -188,14 +185,14 @@ def affordable(server: SearchedServer, before: Outcome, most: int, *, find_large
     The runs should take about a minute. Only runs of several replicas, and of ranks that share experts, are limited.
     `before` is the outcome of one run.
     """
-    num_runs = most + _RUNS_TO_LARGEST
+    num_runs = most + RUNS_OF_LARGEST_LOAD
     if server.replicas > 1:
         num_runs = min(num_runs, _MOST_SERVER_REQUESTS // max(server.replicas * before.num_requests, 1))
-    if server.model.has_shared_experts and not before.error:
+    if server.model.divides_experts_among_ranks and not before.error:
         step_s = before.tpot_s.mean if before.tpot_s.mean > 0 else before.e2e_s.mean  # no TPOT of single tokens
         num_steps = server.replicas * server.model.data_parallel_size * before.duration_s / step_s
         num_runs = min(num_runs, int(_MOST_RANK_STEPS / max(num_steps, 1.0)))
-    return (most, find_largest) if num_runs == most + _RUNS_TO_LARGEST else (min(most, num_runs), False)
+    return (most, find_largest) if num_runs == most + RUNS_OF_LARGEST_LOAD else (min(most, num_runs), False)
 
 
 def ranked(remedies: Sequence[Remedy]) -> list[Remedy]:
@@ -248,7 +245,9 @@ def helpful(remedies: Sequence[Remedy], before: Outcome, goal: Goal) -> list[Rem
 
 
 def without_gain(remedies: Sequence[Remedy], shown: Sequence[Remedy]) -> list[Remedy]:
-    """Return the best single change of each setting that no change in `shown` has, in the order of `remedies`."""
+    """Return the changes to report as without effect, in the order of `remedies`: of each setting that no change in
+    `shown` has, the best change of this setting alone. Changes with an error are left out.
+    """
     helping = {field for each in shown for field in each.change.fields}
     single = [each for each in remedies if len(each.change.fields) == 1 and not helping & set(each.change.fields)]
     best = {each.change.fields: each for each in sorted(single, key=_order, reverse=True) if not each.outcome.error}
@@ -291,7 +290,7 @@ def band_of(
     """Return the prediction interval (low, high) of each figure with a known error, by the names in `figures_of`.
 
     The interval contains the figure in `outcome` plus and minus its known error. It also contains the figures in
-    `moved`, which are outcomes with longer and shorter step times. `least` is the minimum relative error by figure.
+    `moved`, which are outcomes with longer and shorter step times. `least` is as in `Search.with_bands`.
     """
     spread = spread_of(outcome.label)
     found = {}

@@ -57,7 +57,7 @@ class SearchedServer(ABC):
 
     @property
     def apart(self) -> Disaggregation | None:
-        """Numbers of prefill and decode servers among the replicas; None if each server does both."""
+        """Settings of the prefill and decode servers among the replicas; None if each server does both."""
         return None
 
     @property
@@ -73,7 +73,7 @@ class SearchedServer(ABC):
     @property
     @abstractmethod
     def token_limit(self) -> NamedLimit:
-        """Limit of the prompt tokens in one step."""
+        """Limit of the tokens in one step; with SGLang, of the prompt tokens."""
 
     @property
     @abstractmethod
@@ -92,7 +92,7 @@ class SearchedServer(ABC):
 
     @property
     def full_words(self) -> str:
-        """End of a sentence such as "400 blocks hold 3 requests": when further requests wait for memory."""
+        """Second half of a sentence that begins with "400 blocks hold 3 requests": why further requests wait."""
         return ", and are full"
 
     @property

@@ -64,7 +64,9 @@ def _switches(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _memory(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield changes to larger values of `mem_fraction_static`, which state the memory that is left for all else."""
+    """Yield changes to larger values of `mem_fraction_static`. The words of each state the GPU memory left for all
+    else.
+    """
     now = server.fraction
     for share in _FRACTIONS:
         if share > now + 1e-9:

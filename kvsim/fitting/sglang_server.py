@@ -109,7 +109,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     @property
     def full_words(self) -> str:
-        """End of a sentence such as "6,400 slots hold 3 requests": when further requests wait for memory."""
+        """Second half of a sentence that begins with "6,400 slots hold 3 requests": why further requests wait."""
         return (
             "; a request waits until there is room for its prompt, its whole limit, and the share of the running "
             "answers that admission expects (schedule_conservativeness)"

@@ -31,7 +31,7 @@ class TimeShares:
     """Share of the duration in which the matrix products of all tokens are computed."""
 
     @property
-    def bandwidth(self) -> float:
+    def reading(self) -> float:
         """Share of the duration in which memory is read: weights, keys and values."""
         return self.weights + self.cache
 

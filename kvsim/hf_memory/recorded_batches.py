@@ -139,8 +139,9 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
 def _kept_memory(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
     """Tell whether the memory of `earlier` batches was still reserved when the recording began.
 
-    This follows from the recorded number of reserved bytes. The result is False for early recordings, which lack this
-    number: the program that made them returned such memory to the driver.
+    `generated` returns the memory of given batches after earlier ones. The answer follows from the recorded number of
+    reserved bytes. It is False for early recordings, which lack this number: the program that made them returned such
+    memory to the driver.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):

@@ -1,8 +1,8 @@
 """Step times for any model on any machine, and their usual error.
 
-The best step times are a profile fitted to the model on its GPU. Next come a machine card measured on as many such
-GPUs, kernel tables if they are installed, and other cards (see `kvsim.machines.choice`). Each kind of step times has
-its own error, measured with recordings that no fit had seen (`errors.toml`).
+The best step times are a profile fitted to the model on its GPU. Next come a machine card measured on the same number
+of such GPUs, kernel tables if they are installed, and other cards (see `kvsim.machines.choice`). Each kind of step
+times has its own error, measured with recordings that no fit had seen (`errors.toml`).
 """
 
 from kvsim.machines.cards import card_of, linked, sheet_card, shipped_cards

@@ -141,7 +141,7 @@ def step_times(
     Raises:
         UsageError: the source is of another model, engine or tensor-parallel size, or is no valid file.
     """
-    if model.has_shared_experts and engine == "vllm":
+    if model.divides_experts_among_ranks and engine == "vllm":
         times: StepTimeModel = _of_ranks(gpu, model, source, captured=captured)
     else:
         times = _chosen(gpu, model, engine, source, captured=captured, in_process=in_process, recording=recording)
@@ -213,7 +213,8 @@ def _from_known_card(
 ) -> Roofline:
     """Return the step times from a card that comes with kvsim, a data sheet or kernel tables.
 
-    They are cached, because a sweep asks for them once per combination of its settings.
+    See `step_times` for the parameters. Results are cached, because a sweep asks for them once per combination of its
+    settings.
     """
     return from_card(_known_card(gpu, model, engine, source), gpu, model, engine, captured=captured,
                      in_process=in_process)  # fmt: skip
@@ -228,7 +229,10 @@ def _known_card(gpu: Gpu, model: Model, engine: str, source: str | None) -> Card
 
 
 def _of_ranks(gpu: Gpu, model: Model, source: str | None, *, captured: bool) -> RankTimes:
-    """Return the step times of data-parallel ranks that share experts. No machine with such ranks was measured."""
+    """Return the step times of data-parallel ranks that share experts. No machine with such ranks was measured.
+
+    See `step_times` for the parameters.
+    """
     if source in (None, "none", KERNELS):
         card = _known_card(gpu, model, "vllm", source)
     elif source is not None and is_card(source):

@@ -204,7 +204,7 @@ def table_card(gpu: Gpu, model: Model, base: Card) -> Card:
         attention=of_fp8 or _attention(tables, base, work, gpu, rate, is_fp8=False) or base.attention,
         has_fp8_attention=bool(of_fp8),
         all_reduce=sums or base.all_reduce,
-        exchange=_exchange(tables, model.num_expert_gpus) if model.has_shared_experts else (),
+        exchange=_exchange(tables, model.num_expert_gpus) if model.divides_experts_among_ranks else (),
         experts=_experts(tables, work, model),
         sparse=_sparse(tables, work, model, products),
         latent=_latent(tables, work, rate),

@@ -87,11 +87,11 @@ class ErrorClass:
 
     basis: Basis
     family: str
-    """Chip of the GPU."""
+    """Family of the GPU: its chip."""
     layers: str
     """Kinds of layers: dense or with experts, kinds of attention, recurrent layers, and the type of the weights."""
     gpus: str
-    """Number of GPUs that hold the model, and how they share it."""
+    """Number of GPUs that hold the model, and how they share it, in words such as "2 ranks of 4 GPUs"."""
     cache: str
     """Type of the keys and values in the cache: the model's, fp8 or another."""
     engine: str
@@ -181,7 +181,7 @@ def class_of(basis: Basis, gpu: Gpu, model: Model, engine: str, *, captured: boo
     """Return the class of predictions whose step times have this basis, for `model` as `engine` serves it on `gpu`."""
     per_stage, stages = model.tensor_parallel_size, model.pipeline_parallel_size
     per_rank = "1 GPU" if per_stage == 1 else f"{per_stage} GPUs"
-    if model.has_shared_experts:
+    if model.divides_experts_among_ranks:
         per_rank = f"{model.data_parallel_size} ranks of {per_rank}"
     fp8 = model.kv_cache_dtype.startswith("fp8")
     is_plain = model.kv_cache_dtype in ("auto", "bfloat16", "float16", model.dtype)

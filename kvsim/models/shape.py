@@ -180,7 +180,7 @@ class Model:
         if self.enable_expert_parallel and not self.num_experts:
             raise UsageError(f"{self.name} has no experts to divide among GPUs; leave --enable-expert-parallel out.")
         width, size = self.expert_intermediate_size or self.intermediate_size, self.num_expert_gpus
-        if self.has_shared_experts and not self.enable_expert_parallel and width % size:
+        if self.divides_experts_among_ranks and not self.enable_expert_parallel and width % size:
             raise UsageError(
                 f"experts {width:,} wide cannot be divided among {size} GPUs; give --enable-expert-parallel, or "
                 "another --data-parallel-size."
@@ -332,7 +332,7 @@ class Model:
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
-    def has_shared_experts(self) -> bool:
+    def divides_experts_among_ranks(self) -> bool:
         """True if the experts are divided among data-parallel ranks. The steps of these ranks wait for each other."""
         return self.num_experts > 0 and self.data_parallel_size > 1
 

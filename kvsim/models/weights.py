@@ -101,7 +101,8 @@ def stored_bytes(
 ) -> int:
     """Return the number of bytes of all weights.
 
-    The parameters of linear layers and experts are quantized, all others have `dtype_bytes` each.
+    Parameters of linear layers and of experts take the bits that `quantization` has for them. If it is None, or has 0
+    for them, they take `dtype_bytes` each, like all other parameters.
     """
     linear_bits = quantization.linear_bits if quantization else 0
     expert_bits = quantization.expert_bits if quantization else 0

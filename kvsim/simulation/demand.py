@@ -104,7 +104,8 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return bool[requests]: True for requests that could never be served.
+    """Return bool[requests]: True for requests that could never be served. `layout` is None for policies without
+    blocks.
 
     Raises:
         WorkloadError: a prompt leaves no room for an answer within the maximum length, and `refuse_misfits` is False.
@@ -148,7 +149,7 @@ def recorded_hashes(
     """Return the prompt hashes of one server's recording.
 
     `rows` are the rows of the server's requests in the fleet's whole workload. `workload` and `demand` have only the
-    server's requests.
+    server's requests. `layout` is None for policies without blocks.
     """
     covered = np.maximum(workload.prompt_tokens - hash_ahead_tokens(workload, policy), 0)
     return all_prompt_keys(demand.keys, covered // hash_tokens(workload, policy, layout), rows)

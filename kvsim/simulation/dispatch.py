@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 _FEWEST_SAMPLES, _MOST_SAMPLES = 16, 256
 _MOST_READS = 4096
-"""Largest number of prefix caches that are read for all samples together, if each server is read often enough."""
+"""Largest number of reads of prefix caches, in all samples together, unless this allows fewer than `_FEWEST_SAMPLES`
+samples.
+"""
 
 CachedKeys = npt.NDArray[np.int64]
 """Distinct keys of the prefix blocks that one server has cached at one moment."""
@@ -31,7 +33,8 @@ class _ServerView:
     """
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Show the server with this number to the router. `num_units` is the size of its pool.
+        """Show the server with this number to the router. `num_units` is the number of units, such as blocks, in its
+        pool.
 
         `row` is the prompt's row in the workload. `hit_tokens` is its prefix hit from an earlier look-up; if it is
         None, the hit is looked up when the router asks for it.
@@ -98,7 +101,7 @@ class Dispatcher:
         router: chooses a server for each request.
         requests: returns what the router sees of a request, from its row in the workload and the time it is sent.
         num_requests: number of requests among which samples of duplicate prefixes are taken; 0 for no samples.
-        num_units: number of units in each server's pool.
+        num_units: number of units, such as blocks, in each server's pool.
         lag_s: age in seconds of the prefix hits that the router sees.
         """
         self.lag_s = lag_s
@@ -119,7 +122,7 @@ class Dispatcher:
                 f"the route {route!r} looks prefixes up in blocks, and the radix policy keeps a tree of tokens; take "
                 "--route shortest, round-robin, least-kv, power-of-two or session."
             )
-        if lag_s and setup.is_closed_loop:
+        if lag_s and setup.arrivals_await_answers:
             raise UsageError(
                 "--route-lag needs arrivals that are known beforehand, and users and sessions send requests when "
                 "others are answered; leave it out."

@@ -27,7 +27,7 @@ class FeatureTimes(NamedTuple):
 
     step_time: StepTimeModel
     label: str
-    """Label of the step times, with the features that they do not cover and those that constants time."""
+    """Label of the step times. It names the features whose time is left out, and those whose time is a constant."""
 
 
 def feature_times(machine: Machine, base: Policy, workload: Workload) -> FeatureTimes:

@@ -298,7 +298,7 @@ def _are_independent(setup: Setup, servers: Replicas) -> bool:
         servers.route == "round-robin"
         and servers.ranks == 1
         and servers.store is None
-        and not setup.is_closed_loop
+        and not setup.arrivals_await_answers
         and len(setup.workload) >= servers.number
         and not isinstance(setup.policy, CustomPolicy)
     )

@@ -82,7 +82,7 @@ def encoder_limits(workload: Workload, base: Policy, model: Model) -> dict[str, 
     return {"encoder_compute_tokens": most, "encoder_cache_tokens": most}
 
 
-def contents_of(workload: Workload) -> npt.NDArray[np.int64]:
+def image_numbers_of(workload: Workload) -> npt.NDArray[np.int64]:
     """Return the workload's numbers of its distinct images, in the order of their first use.
 
     An engine numbers images in this order, from 1.

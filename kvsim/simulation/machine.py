@@ -29,7 +29,7 @@ class Machine:
     gpu: Gpu
     model: Model
     kv_bytes: int
-    """Bytes of the KV cache on one GPU. With pipeline stages, the sum for one GPU of each stage."""
+    """Bytes of the KV cache on one GPU. With pipeline stages, the sum over the stages, one GPU of each."""
     step_time: StepTimeModel
     max_model_len: int | None = None
     """Maximum tokens of a sequence for policies without a limit of their own. None: the model's limit."""
@@ -186,7 +186,7 @@ def check_stages(machine: Machine, policy: Policy) -> None:
     Raises:
         UsageError: with a sentence on what to change.
     """
-    if machine.model.has_shared_experts and machine.model.pipeline_parallel_size > 1:
+    if machine.model.divides_experts_among_ranks and machine.model.pipeline_parallel_size > 1:
         raise UsageError("ranks that share experts are modelled where one stage holds all layers; leave out "
                          "--pipeline-parallel-size.")  # fmt: skip
     size, num_known = machine.model.pipeline_parallel_size, len(coefficients_of(machine.step_time)) or 1

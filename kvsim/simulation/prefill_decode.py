@@ -151,8 +151,11 @@ class PrefillDecodeRun(SimulationRun):
         prefills = disaggregation.prefill_connector(len(setup.workload))
         decodes = disaggregation.decode_connector(setup)
         kinds = [(self._prefill_setup, prefills)] * num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
-        self._bad = [exchange.failed_blocks for exchange in decodes.exchanges]
-        """Indices of the blocks that fail to load, for each request; empty for most."""
+        self._failed_blocks = [exchange.failed_blocks for exchange in decodes.exchanges]
+        """For each request, the indices of its blocks that fail to load; empty for most.
+
+        Block 0 is the first block that the request's first load writes.
+        """
         self.locksteps = self._locksteps(disaggregation.num_prefill + disaggregation.num_decode)
         self._replicas = [
             self._replica(
@@ -176,10 +179,10 @@ class PrefillDecodeRun(SimulationRun):
         for number, replica in enumerate(self._replicas):
             if number < self.disaggregation.num_prefill_ranks:
                 setup = self._prefill_setup
-                transfers = partial(transfers_of, servers=self._router.decode_of, bad=[()] * len(self._bad))
+                transfers = partial(transfers_of, servers=self._router.decode_of, bad=[()] * len(self._failed_blocks))
             else:
                 setup = self.setup
-                transfers = partial(transfers_of, servers=self._router.prefill_of, bad=self._bad)
+                transfers = partial(transfers_of, servers=self._router.prefill_of, bad=self._failed_blocks)
             hashes = setup.recorded_hashes()
             measured.append(replica.finish(setup.workload, hashes, self.meta(number), setup.name, transfers))
         if self.setup.options.get("check", False):
@@ -241,7 +244,7 @@ class PrefillDecodeRouter:
         self._num_prefilled = 0
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> _Path:  # noqa: ARG002
-        """Return an object with the method `send` of a server, which passes the request through both servers.
+        """Return an object with a method `send`, like that of a server, which passes the request through two servers.
 
         The servers are chosen later, so `row`, `at_s` and `servers` have no effect here.
         """

@@ -67,7 +67,9 @@ _SUMMED = (
 
 
 def largest_shape(engine: Engine) -> StepShape | None:
-    """Return a step shape that has, in each field, the largest value of all steps of the slice. None without steps."""
+    """Return a step shape that has, in each field, the largest value of all steps in the engine's buffer; None if it is
+    empty.
+    """
     if not (num_steps := _num_steps(engine)):
         return None
     steps = engine.steps
@@ -92,7 +94,7 @@ class Totals:
         self._end_s, self._num_outputs = 0.0, 0
 
     def take(self, engine: Engine) -> None:
-        """Add the rows of a slice to the sums. The time of a call does not grow with the length of the run."""
+        """Add the rows in the engine's buffers to the sums. The time of a call does not grow with the run's length."""
         if num_outputs := _num_outputs(engine):
             self._end_s = float(engine.outputs[num_outputs - 1].time_s)
             self._num_outputs += num_outputs
@@ -111,8 +113,9 @@ class Totals:
             self._keep(steps[begin:])
 
     def _gaps_before(self, num_steps: int) -> GapFigures | None:
-        """Return the stored gaps that precede the next `num_steps` steps, and remove them from the stored ones; None if
-        no gaps are stored.
+        """Return the stored gaps before the next `num_steps` steps, and remove them from the stored ones.
+
+        A gap is a time without a step in flight. The result is None if no gaps are stored.
         """
         if not self._gaps:
             return None
@@ -211,7 +214,10 @@ class FinalRows:
         self._num_numbered = 0
 
     def take(self, engine: Engine) -> None:
-        """Append the rows of a slice that are final. The time of a call does not grow with the length of the run."""
+        """Append those rows in the engine's buffers that are final; the others wait for a later call.
+
+        The time of a call does not grow with the length of the run.
+        """
         self._number(engine)
         self._take_steps(engine)
         self._take_memory(engine)
@@ -311,9 +317,9 @@ class FinalRows:
         self._sink.append(Memory(**columns))
 
     def _take_copies(self, rows: Records[Any], num_rows: int) -> None:
-        """Append the copies between GPU and host that the engine reported in the slice.
+        """Append the copies between GPU and host that the engine reported since the previous call.
 
-        A copy that began with a step that is not recorded yet waits for the next slice.
+        A copy that began with a step that is not recorded yet waits for a later call.
         """
         new = self._columns(Copies, rows, num_rows)
         every = {name: np.concatenate((self._copies.get(name, values[:0]), values)) for name, values in new.items()}

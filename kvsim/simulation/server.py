@@ -46,7 +46,7 @@ from kvsim.simulation.step_check import Checks
 from kvsim.steptime.kernels import Batch, KernelsSeen
 
 SliceListener = Callable[[Engine], None]
-"""Function that reads the results of the engine after each slice, before the next slice overwrites them."""
+"""Function that reads the rows in the engine's buffers, each time before the engine overwrites them."""
 
 
 class Horizon(Protocol):
@@ -73,7 +73,7 @@ class Lockstep(Protocol):
         """Take part in a step of all ranks, with the batch that `rank` has scheduled."""
 
     def rest(self, rank: ServerProcess) -> Generator[simpy.Event, None, None]:
-        """Take part in a step of all ranks without a batch, or wait until a request is sent."""
+        """Take part in a step of all ranks without a batch. If all ranks sleep, wait until a request is sent to one."""
 
 
 class ServerProcess:
@@ -185,13 +185,16 @@ class ServerProcess:
             self._sent.succeed()
 
     def close(self) -> None:
-        """Read the rows of the last slice and, with `--check`, check the memory. All requests must have ended."""
+        """Read the rows that are left in the engine's buffers and, with `--check`, check the memory.
+
+        All requests must have ended.
+        """
         self._drain()
         if self.driver.engine.settings.checking:
             self._checks.finish()
 
     def _drain(self) -> None:
-        """Let the listeners read the rows that the engine has written in the slice."""
+        """Let the listeners read the rows that the engine has written since they last read."""
         for listener in self._listeners:
             listener(self.driver.engine)
 

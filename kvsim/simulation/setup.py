@@ -131,13 +131,13 @@ class Setup:
 
     @property
     def num_units(self) -> int:
-        """Number of units in the pool. In a simulation, every policy has a pool."""
+        """Number of units in the pool. A unit is what the policy allocates: a block, a page or a slot."""
         assert self.pool.num_units is not None
         return self.pool.num_units
 
     @property
-    def is_closed_loop(self) -> bool:
-        """True if requests are sent in reaction to answers: by users, by limited clients, or in sessions."""
+    def arrivals_await_answers(self) -> bool:
+        """True if requests are sent in reaction to answers: by users, with `max_concurrency`, or in sessions."""
         options = self.options
         has_users = options.get("users") is not None or options.get("max_concurrency") is not None
         return has_users or self.workload.turns is not None
@@ -204,6 +204,6 @@ def check_ranks(setup: Setup, num_ranks: int) -> None:
             f"{model.name} is served by {model.data_parallel_size} data-parallel ranks, which kvsim run, compare and "
             f"fit simulate, not by {num_ranks}; leave --data-parallel-size out here."
         )
-    if model.has_shared_experts and not isinstance(times, RankTimes):
+    if model.divides_experts_among_ranks and not isinstance(times, RankTimes):
         raise UsageError("the steps of ranks that share experts wait for each other, and the step times are those of a "
                          "server alone; take those of a machine card, or kvsim.steptime.RankTimes.")  # fmt: skip

@@ -40,7 +40,7 @@ from kvsim.recording import Meta, Recording, RecordingWriter
 from kvsim.recording.row_sinks import RowSink, RowsInMemory
 from kvsim.recording.tables import Transfers
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
-from kvsim.simulation.image_inputs import contents_of, encoding_of, recorded_images
+from kvsim.simulation.image_inputs import encoding_of, image_numbers_of, recorded_images
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.modes import begins_compiled, engine_for, may_compile
@@ -274,7 +274,7 @@ class SimulationRun:
         plan = self._plan(setup, step_time, connector, answers=answers, records=sink is not None)
         totals = Totals(setup.pool, Limits.of(describe(setup.policy, base)))
         has_images = setup.workload.images is not None and plan.encoding is not None
-        contents = contents_of(setup.workload) if has_images else None
+        contents = image_numbers_of(setup.workload) if has_images else None
         tables = None if sink is None else FinalRows(sink, contents)
         watch = partial(_watch, step_time)
         kernels = KernelsSeen(machine.gpu, machine.model, setup.options.get("earlier", ()))
@@ -305,9 +305,10 @@ class SimulationRun:
     def _plan(
         self, setup: Setup, step_time: StepTimeModel, connector: Connector | None, *, answers: bool, records: bool
     ) -> EnginePlan:
-        """Return the plan of a server's engine. With `answers`, the engine returns whenever requests have ended.
+        """Return the inputs from which a server's engine is built. If `connector` is None, it has no KV connector.
 
-        With `records`, the engine keeps the rows of the memory table and of the schedule.
+        With `answers`, the engine returns whenever requests have ended. With `records`, it keeps the rows of the memory
+        table and of the schedule.
         """
         base, model, options = setup.base, setup.machine.model, setup.options
         custom_policy = setup.policy if isinstance(setup.policy, CustomPolicy) else None
@@ -404,7 +405,10 @@ class Replica(NamedTuple):
 
 
 def _driver(setup: Setup, plan: EnginePlan, step_time: StepTimeModel, connector: Connector | None) -> Driver:
-    """Return the driver of a server's engine. It is compiled at the beginning, later during the run, or never."""
+    """Return the driver of a server's engine. The engine is compiled at the beginning, later during the run, or never.
+
+    `connector` is that of `plan`; None without a KV connector.
+    """
     choice = engine_for(setup.options.get("engine", "auto"), setup.policy)
     # All servers use the machine code that is compiled for one server, so the requests of all servers count.
     num_requests = len(setup.workload) * setup.rows.step

@@ -115,7 +115,7 @@ def captured_graphs(model: Model, num_layers: int, num_seqs: int) -> Estimate:
         is_gpt_oss = model.architecture == "GptOssForCausalLM"
         most = _MOST_CAPTURED_OF_GPT_OSS if is_gpt_oss else min(2 * num_seqs, _MOST_CAPTURED)
         num_sizes = sum(size <= most for size in _CAPTURED_SIZES)
-        of_layer = RANK_GRAPH_LAYER_BYTES if model.has_shared_experts else EXPERT_GRAPH_LAYER_BYTES
+        of_layer = RANK_GRAPH_LAYER_BYTES if model.divides_experts_among_ranks else EXPERT_GRAPH_LAYER_BYTES
         size = num_sizes * (EXPERT_GRAPH_BYTES + num_layers * of_layer)
         return size, f"{num_sizes} sizes, set aside by the older model runner, which serves most mixtures"
     if on_older_runner(model):

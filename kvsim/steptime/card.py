@@ -165,13 +165,13 @@ class Card:
     has_fp8_attention: bool = False
     """True if `attention` was measured with an fp8 cache."""
     experts: Experts | None = None
-    """Times of experts, for the model that the card was made for; None if unknown."""
+    """Times of experts in the one model for which kernel tables were read; None if unknown."""
     sparse: SparseAttention | None = None
-    """Times of sparse attention, for the model that the card was made for; None if unknown."""
+    """Times of sparse attention in the one model for which kernel tables were read; None if unknown."""
     latent: LatentAttention | None = None
-    """Times of MLA without an indexer, for the model that the card was made for; None if unknown."""
+    """Times of MLA without an indexer in the one model for which kernel tables were read; None if unknown."""
     delta_net: DeltaNet | None = None
-    """Times of gated delta nets, for the model that the card was made for; None if unknown."""
+    """Times of gated delta nets in the one model for which kernel tables were read; None if unknown."""
     is_of_tables: bool = False
     """True if the times come from kernel tables."""
     factors: Mapping[str, float] = field(default_factory=dict)

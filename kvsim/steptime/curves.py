@@ -63,8 +63,8 @@ def experts_s(experts: Experts, m: int, num_experts: int, per_token: int) -> flo
     """Return the seconds of the experts in one layer for `m` tokens, each of which goes to `per_token` random experts.
 
     The times in `experts` were measured with evenly spread tokens. The same number of random tokens reaches fewer
-    experts, so fewer weights are read. Weight reads therefore take the time of as many evenly spread tokens as reach
-    the same number of experts. Tokens beyond those that reach every expert add the time of their arithmetic.
+    experts, so fewer weights are read. Reading is therefore timed as for fewer tokens: as many evenly spread tokens as
+    reach the same number of experts. Tokens beyond those that reach every expert add the time of their arithmetic.
     """
     sizes = np.array(experts.sizes, float)
     seconds = np.minimum.accumulate(np.array(experts.seconds)[::-1])[::-1]  # more tokens never take less time

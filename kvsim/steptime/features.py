@@ -26,9 +26,9 @@ ADAPTER_LAYER_S = 42e-6
 MORE_ADAPTERS_LAYER_S = 10e-6
 """Seconds per layer and step of each further adapter that the step uses."""
 ADAPTER_SEQUENCE_LAYER_S = 0.43e-6
-"""Seconds per layer and decoding sequence."""
+"""Seconds per layer and sequence in the step, in a server with adapters."""
 ADAPTER_TOKEN_LAYER_S = 0.21e-6
-"""Seconds per layer and token, in large steps."""
+"""Seconds per layer and token in the step, in a server with adapters. In small steps, reading the weights hides it."""
 
 
 def with_drafting(

@@ -19,18 +19,18 @@ SPLIT_ELEMENT_S = 6e-12
 
 The kernel takes 14.5 us for 480 sequences with 32 heads of 128 elements.
 """
-FP8_READ_SHARE = 1.53
+FP8_READ_RATIO = 1.53
 """Time to read a byte of an fp8 cache, relative to a byte of a bf16 cache.
 
 All constants for fp8 caches were measured with FlashAttention 3, called as in vLLM's engine, with three kinds of heads
 of 128 elements on an H200.
 """
-FP8_SEQUENCE_SHARE = 1.7
+FP8_SEQUENCE_RATIO = 1.7
 """Time of attention per sequence without cache reads, with an fp8 cache relative to a bf16 cache.
 
 Measured: 1.7 to 2.0.
 """
-FP8_PAIR_SHARE = 1.07
+FP8_PAIR_RATIO = 1.07
 """Time per pair of a query in a prompt and a key, with an fp8 cache relative to a bf16 cache.
 
 Measured: 1.04 to 1.10.

@@ -48,7 +48,7 @@ _NO_LENGTHS = np.zeros(0, np.int64)
 _LARGEST_ALIGNMENT = 8
 """Largest alignment with a kernel of its own. The alignment of a length is the largest power of two that divides it."""
 _NUM_ALIGNMENTS = _LARGEST_ALIGNMENT + 1
-"""Number of alignments in an index of a kernel: 0 (no mask) to `_LARGEST_ALIGNMENT`."""
+"""Number of values that an alignment can have in the index of a kernel: 0 (no mask) to `_LARGEST_ALIGNMENT`."""
 _PLANNED = ("Hopper GH100", "Blackwell GB100")
 """Chips on which PyTorch prefers cuDNN's attention, which makes plans (compute capability 9.0 and 10.0).
 

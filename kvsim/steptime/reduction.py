@@ -47,10 +47,10 @@ from kvsim.steptime.kernel_constants import (
     EXPERT_S,
     FOUR_BIT_SHARE,
     FP8_MIXED_SHARE,
-    FP8_PAIR_SHARE,
+    FP8_PAIR_RATIO,
     FP8_QUERY_S,
-    FP8_READ_SHARE,
-    FP8_SEQUENCE_SHARE,
+    FP8_READ_RATIO,
+    FP8_SEQUENCE_RATIO,
     PIECE_S,
     PLAIN_KERNELS,
     REDUCE_WAIT_S,
@@ -385,18 +385,18 @@ def _flops_per_s(card: Card, dtype: str) -> float:
 
 def _read_s(reading: AttentionKind, cost: AttentionCost) -> float:
     """Return the seconds to read the keys and values of one token in all layers of the kind `reading`."""
-    slower = FP8_READ_SHARE if reading.is_fp8 else 1.0
+    slower = FP8_READ_RATIO if reading.is_fp8 else 1.0
     return reading.num_layers * reading.bytes_per_token * cost.byte_s * slower
 
 
 def _sequence_s(reading: AttentionKind, cost: AttentionCost) -> float:
     """Return the seconds per sequence in all layers of the kind `reading`, without reading keys and values."""
-    return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_SHARE if reading.is_fp8 else 1.0)
+    return reading.num_layers * cost.sequence_s * (FP8_SEQUENCE_RATIO if reading.is_fp8 else 1.0)
 
 
 def _pair_s(reading: AttentionKind, cost: AttentionCost) -> float:
     """Return the seconds per pair of a query in a prompt and a key, in all layers of the kind `reading`."""
-    slower = FP8_PAIR_SHARE if reading.is_fp8 else 1.0
+    slower = FP8_PAIR_RATIO if reading.is_fp8 else 1.0
     return reading.num_layers * 4 * reading.num_heads * reading.query_dim * cost.flop_s * slower
 
 

@@ -221,7 +221,7 @@ class Roofline:
 def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
     """Return the host's seconds from scheduling to the launch of the first kernel, and to the launch of the last one.
 
-    `captured` is True if the step is small enough for a captured graph, and `eager` if it is too large.
+    `captured` is True if the step is small enough for a captured graph; otherwise `eager` is True. Both may be arrays.
     """
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     host_s = (

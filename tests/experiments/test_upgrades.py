@@ -57,8 +57,8 @@ def test_the_order_of_freed_blocks_is_named_for_the_first_difference(few: kvsim.
     assert upgrade.first is not None
     [named] = [each for each in upgrade.effects if each.names_first]
     assert named.change.values == {"reused_first": rules_of("0.33.0").reused_first}
-    assert named.first_step == upgrade.first.step == min(upgrade.differs_from.values())
-    assert next(iter(upgrade.differs_from)) == "blocks handed out"
+    assert named.first_step == upgrade.first.step == min(upgrade.first_step_of_kind.values())
+    assert next(iter(upgrade.first_step_of_kind)) == "blocks handed out"
     assert [each.matters for each in upgrade.effects].count(True) == 1
 
 
@@ -79,7 +79,7 @@ def test_the_first_difference_is_the_first_in_two_runs(few: kvsim.Workload) -> N
 
 def test_two_releases_with_the_same_rules_make_the_same_decisions(few: kvsim.Workload) -> None:
     upgrade = kvsim.compare_releases(few, "0.24.0", "0.25.1", kvsim.machine("H200/Llama-3-8B", num_blocks=400))
-    assert (upgrade.first, upgrade.differs_from, upgrade.effects) == (None, {}, ())
+    assert (upgrade.first, upgrade.first_step_of_kind, upgrade.effects) == (None, {}, ())
     assert upgrade.before == upgrade.after
 
 
