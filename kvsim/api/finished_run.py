@@ -92,7 +92,7 @@ class Run(Recording):
         """Draw the memory pool at `at_s` seconds.
 
         If `at_s` is None, the moment is the first of these that the run has: its first preemption, a moment of much
-        wasted memory, its first refused request. A run with none of them is drawn when most requests run.
+        wasted memory, its first refused request. Any other run is drawn when most requests run.
 
         Each cell shows one or more units of memory, coloured by their content. `width` and `height` are in characters.
         A notebook displays the result; `str()` returns its SVG.

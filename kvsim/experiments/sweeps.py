@@ -1,9 +1,9 @@
 """Many simulations in parallel, each of which becomes one row of a table.
 
 Every row is stored beside the table as soon as it is known. So an interrupted sweep continues where it was interrupted,
-and a sweep with more points computes only the new ones. When a worker process dies, the
-points that it may have been running are run again one by one, and only those whose process dies again are lost. A point
-that cannot be served becomes a row with an error.
+and a sweep with more points computes only the new ones. When a worker process dies, the points that it may have been
+running are run again one by one, and only those whose process dies again are lost. A point that cannot be served
+becomes a row with an error.
 """
 
 from __future__ import annotations

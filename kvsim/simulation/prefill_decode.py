@@ -152,9 +152,8 @@ class PrefillDecodeRun(SimulationRun):
         decodes = disaggregation.decode_connector(setup)
         kinds = [(self._prefill_setup, prefills)] * num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
         self._failed_blocks = [exchange.failed_blocks for exchange in decodes.exchanges]
-        """For each request, the indices of its blocks that fail to load; empty for most.
-
-        Block 0 is the first block that the request's first load writes.
+        """Blocks of each request that fail to load, counted from 0 at the first block of its first load; empty for
+        most.
         """
         self.locksteps = self._locksteps(disaggregation.num_prefill + disaggregation.num_decode)
         self._replicas = [
