@@ -150,7 +150,11 @@ class KernelsSeen:
         return float(self._is_first("compiler"))
 
     def _static_decode(self, batch: Batch, length: int) -> float:
-        """Return the time to compile a static decode step, relative to the first compilation; 0 if it is compiled."""
+        """Return the time to compile a static decode step, relative to the first compilation.
+
+        It is 0 if code for this number of rows and this `length` was compiled before, or after the last compilation in
+        `_COMPILATIONS`.
+        """
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0
         self._num_compilations += 1

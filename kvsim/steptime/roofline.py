@@ -270,7 +270,10 @@ def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
 
 
 def size_s(times: Roofline, entry: Any) -> Any:
-    """Return entry `entry` of `times.of_size_s`, in seconds. `entry` is a whole number or an array of whole numbers."""
+    """Return the additional GPU time for the size of a step, in seconds: `times.of_size_s` at index `entry`.
+
+    `entry` is a whole number or an array of whole numbers; see `size_place`.
+    """
     if isinstance(entry, np.ndarray):
         return np.asarray(times.of_size_s)[entry.astype(np.intp)]
     return times.of_size_s[int(entry)]

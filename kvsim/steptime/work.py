@@ -288,8 +288,8 @@ def _add_feed_forward(products: Counter[Weights], model: Model) -> None:
     """Add feed-forward layers to `products`, so that all parameters that every token uses are counted.
 
     All layers get equal matrices: one for gate and up, and one for down. Their width follows from the number of
-    parameters that are not in `products` yet. So shared experts, dense first layers and other recurrent layers are
-    included.
+    parameters that are not in `products` yet. So shared experts, dense first layers, and recurrent layers that
+    `products` lacks are included.
     """
     size, hidden = model.tensor_parallel_size, model.hidden_size
     embeddings = model.vocab_size * hidden * (1 if model.tie_word_embeddings else 2)
