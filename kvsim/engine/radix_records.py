@@ -287,7 +287,9 @@ class RadixState:
     admitted_chunked: int = NOT_CHUNKED
     """Number of the request whose prompt is cut, among those admitted in this pass; `NOT_CHUNKED` if there is none."""
     num_needs: int = -1
-    """Number of used records in `RadixTables.needs`; -1 if none was inserted in this pass."""
+    """Number of used records in `RadixTables.needs` (expected ends of requests); -1 until the first candidate of this
+    pass is checked against them.
+    """
 
     # The host tier.
     num_free_host: int = 0

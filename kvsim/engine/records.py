@@ -153,8 +153,10 @@ class State:
     """Number of tokens left of the step's budget, after subtracting those that drafting takes
     (`Settings.draft_budget_tokens`).
     """
-    most_prompt_tokens: int = 0
-    """Largest number of tokens of one prompt in the step being scheduled; 0 if only the budget limits it."""
+    prompt_token_limit: int = 0
+    """Limit for the tokens that the step being scheduled computes of one prompt (`long_prefill_token_threshold`); 0 if
+    only the budget limits them.
+    """
     has_chunk: bool = False
     """True if the step being scheduled computes a running sequence with `Sequence.is_chunk`."""
     has_prefill: bool = False
@@ -561,11 +563,11 @@ class ExpiryCount:
     """Working memory of `groups.expired_slots` for one block."""
 
     seen_in: Small = 0
-    """Value of `State.num_expiry_counts` in the last count that visited the block."""
+    """Number (`State.num_expiry_counts`) of the last call of `expired_slots` that visited the block."""
     num_seen: Small = 0
-    """Number of tables with the block that this count has visited."""
+    """Number of tables with the block that this call has visited."""
     least_expired: Small = 0
-    """Smallest number of expired tokens or states of the block, over the tables that this count has visited."""
+    """Smallest number of expired tokens or states of the block, over the tables that this call has visited."""
 
 
 @dataclass(slots=True, eq=False, repr=False)

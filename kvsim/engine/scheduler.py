@@ -54,7 +54,7 @@ def schedule(engine: Engine) -> None:
     state.num_scheduled += 1
     state.num_listed = state.num_preempted = state.num_new_seqs = 0
     state.num_swapped_out = state.num_swapped_in = state.num_copied_slots = 0
-    state.most_prompt_tokens = _most_prompt_tokens(engine)
+    state.prompt_token_limit = _prompt_token_limit(engine)
     if engine.settings.prefill_interval > 1:
         cadence.begin_step(engine)
     if engine.settings.encoder_tokens > 0:
@@ -290,8 +290,8 @@ def num_tokens_to_continue(engine: Engine, sequence: Sequence, budget: int) -> i
     if engine.state.bars_prefills and sequence.is_chunk:
         return 0
     num_tokens = sequence.num_tokens + sequence.drafts + placeholders - sequence.computed
-    if 0 < engine.state.most_prompt_tokens < num_tokens:
-        num_tokens = engine.state.most_prompt_tokens
+    if 0 < engine.state.prompt_token_limit < num_tokens:
+        num_tokens = engine.state.prompt_token_limit
     num_tokens = min(num_tokens, budget, settings.max_model_len - 1 - sequence.computed)
     aligns_first = settings.aligns_before_images or settings.encoder_tokens == 0
     if settings.boundary_tokens > 0 and aligns_first:
@@ -317,8 +317,8 @@ def _num_tokens_to_start(engine: Engine, sequence: Sequence, computed: int, budg
         if num_tokens == 0:
             return 0
         engine.state.num_padding_drafts = num_tokens - 1
-    if 0 < engine.state.most_prompt_tokens < num_tokens:
-        num_tokens = engine.state.most_prompt_tokens
+    if 0 < engine.state.prompt_token_limit < num_tokens:
+        num_tokens = engine.state.prompt_token_limit
     if not settings.chunked_prefill and num_tokens > budget:
         return 0
     num_tokens = min(num_tokens, budget)
@@ -339,8 +339,8 @@ def _num_tokens_to_start(engine: Engine, sequence: Sequence, computed: int, budg
 
 
 @part
-def _most_prompt_tokens(engine: Engine) -> int:
-    """Return the largest number of tokens of one prompt that this step may compute; 0 if only the budget limits it.
+def _prompt_token_limit(engine: Engine) -> int:
+    """Return the limit for the tokens that this step computes of one prompt; 0 if only the budget limits them.
 
     This is `long_prefill_token_threshold`, which may be adaptive. Most releases of vLLM ignore it if no other sequence
     runs or waits.

@@ -186,9 +186,9 @@ def is_kept_for_hits(engine: Engine, sequence: Sequence, group: int, index: int)
 
 
 @part
-def _blocks_before_hit(engine: Engine, group: int) -> int:
-    """Return the number of blocks at the end of a hit that must be cached in a group with a sliding window. With
-    `Group.drops_hit`, the block after the hit counts: the lookup must find it, although it is computed again.
+def _blocks_at_hit_end(engine: Engine, group: int) -> int:
+    """Return the number of consecutive cached blocks that a group with a sliding window needs at the end of a hit. With
+    `Group.drops_hit`, the block after the hit counts, too: the lookup must find it, although it is computed again.
     """
     record = engine.groups[group]
     return -(-(record.window - 1) // record.block_size) + (1 if record.drops_hit else 0)
@@ -199,7 +199,7 @@ def _is_before_segment_end(engine: Engine, group: int, index: int, segment_token
     """Tell whether a hit that ends at a multiple of `segment_tokens` needs the block in entry `index` of a group with a
     sliding window.
     """
-    record, run = engine.groups[group], _blocks_before_hit(engine, group)
+    record, run = engine.groups[group], _blocks_at_hit_end(engine, group)
     per, place = segment_tokens // record.block_size, index - (1 if record.drops_hit else 0)
     return run >= per or (place >= 0 and place % per >= per - run)
 
@@ -229,7 +229,7 @@ def _is_needed_by_hit(engine: Engine, group: int, index: int, num_tokens: int) -
     """
     aligned, record = engine.settings.cache_tokens, engine.groups[group]
     end = num_tokens // aligned * aligned // record.block_size + (1 if record.drops_hit else 0)
-    return end - _blocks_before_hit(engine, group) <= index < end
+    return end - _blocks_at_hit_end(engine, group) <= index < end
 
 
 @part

@@ -378,8 +378,10 @@ def _add_leaf(engine: Engine, sequence: Sequence, parent: int, num_pages: int, i
 
 @part
 def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
-    """Record that a new leaf has window slots for its pages [begin, end), counted on the whole path. Split it at page
-    `begin`, and where the last window of tokens begins, because a node has window slots for all of its pages or none.
+    """Record that a new leaf has window slots for its pages [begin, end), counted on the whole path.
+
+    Split the leaf at page `begin`, because a node has window slots for all of its pages or none. Split it also where
+    the last window of tokens begins, so that the older pages can lose their window slots alone.
     """
     if begin >= end:
         return
