@@ -27,7 +27,11 @@ def is_choice_of_ranks(document: Any) -> bool:
 def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping[str, Any]]]) -> Verdict:
     """Choose a rank for each request, and compare the choices with vLLM's `records`, each of which has its line number.
 
-    `where` begins every error.
+    `document` is the workload: the number of `ranks`, and `events`, each of which adds a request, ends one (`done`), or
+    brings the loads of all ranks (`stats`). `where` begins every error.
+
+    Raises:
+        WorkloadError: the number of ranks or an event of the workload is invalid.
     """
     verdict, simulated = Verdict(), None
     for line, recorded in records:

@@ -1,6 +1,8 @@
 """Images of a recording, for the simulated engine; and the events of the recorded and the simulated encoder cache.
 
-Events of a call that scheduled nothing, and of an abort, are compared at the next scheduled step or processed output.
+A simulated engine repeats the moments of the recording (see `timeline`): arrivals, scheduled steps, processed outputs
+and others. The events of both caches are compared at the moments that report them, which are scheduled steps and
+processed outputs. Events at another moment are compared at the next of these.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ def encoding_of(recording: Recording) -> Encoding | None:
             f"recording {recording.name!r} has images; to be compared, it needs encoder.parquet, and in meta.json "
             "engine.encoder_compute_tokens and engine.encoder_cache_tokens."
         )
+    # vLLM calls embeddings tokens in the names of these limits; the unit is the same.
     return Encoding(
         compute_embeddings=int(engine["encoder_compute_tokens"]),
         cache_embeddings=int(engine["encoder_cache_tokens"]),
@@ -60,12 +63,13 @@ def _inputs(images: PromptImages, num_requests: int) -> list[list[ImageInput]]:
 class EncoderMoments:
     """Events of the encoder caches of a recording and of the simulated engine, by the moment of their comparison.
 
-    Rows have the columns of `EventColumns.encoder`.
+    Rows have the columns of `EventColumns.encoder`: moment, kind, request and image.
     """
 
     def __init__(self, recording: Recording, timeline: MomentTimeline) -> None:
         self._reporting = np.flatnonzero(np.isin(timeline.kind, (SCHEDULE, UPDATE)))
-        self._end = len(timeline)
+        """Moments at which events are compared, ascending."""
+        self._num_moments = len(timeline)
         row, steps = timeline.row[self._reporting], recording.steps
         is_schedule = timeline.kind[self._reporting] == SCHEDULE
         seq = np.where(is_schedule, steps.schedule_seq[row], steps.output_seq[row])
@@ -78,13 +82,14 @@ class EncoderMoments:
         """
         self._recorded = np.empty((0, 4), np.int64)
         if (events := recording.encoder) is not None:
-            at = self._of(np.searchsorted(seq, events.seq))
+            at = self._moments_of(np.searchsorted(seq, events.seq))
             self._recorded = stacked(at, *(getattr(events, name) for name in _COLUMNS[1:]))
         self._held_back = np.empty((0, 4), np.int64)
         """Events of the engine that are compared only at a moment that it has not reached."""
 
-    def _of(self, index: IntArray) -> IntArray:
-        return np.append(self._reporting, self._end)[index]
+    def _moments_of(self, index: IntArray) -> IntArray:
+        """Return the moment at each index of `_reporting`; the number of all moments for the index after the last."""
+        return np.append(self._reporting, self._num_moments)[index]
 
     def recorded(self, begin: int, end: int) -> Rows:
         """Return the recorded events that are compared at the moments [begin, end)."""
@@ -96,7 +101,8 @@ class EncoderMoments:
         `since` is the number that the engine's `seq` column has for moment 0 of the recording.
         """
         rows = [column(engine.encoder.rows, name, engine.encoder.state.num_rows) for name in _COLUMNS]
-        rows[0] = self._of(np.searchsorted(self._reporting, rows[0] - since))
+        # The engine counts one event per moment, so `rows[0] - since` is the moment of each event.
+        rows[0] = self._moments_of(np.searchsorted(self._reporting, rows[0] - since))
         rows[3] = self._image[rows[3]]
         self._held_back = np.concatenate((self._held_back, stacked(*rows)))
         num_ready = between(self._held_back[:, 0], 0, end)[1]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 1 << 22
 """Number of characters that are read together. Most objects have fewer."""
 _MOST = 1 << 26
-"""Largest number of characters of an object."""
+"""Largest number of characters in one read for an object, so that objects of up to about twice as many can be read."""
 _CUT_OFF = "the file ends in the middle of a list"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -65,6 +65,7 @@ class _Position:
                 return self._text[self._at : self._at + 1]
 
     def take(self, letter: str) -> None:
+        """Skip white space and the character after it, which must be `letter`."""
         found = self.next_letter()
         if not found:
             raise self.error(_CUT_OFF)
@@ -73,19 +74,20 @@ class _Position:
         self._at += 1
 
     def row(self) -> SourceRow:
+        """Return the next object of the list, and go to the character after it."""
         if not self.next_letter():
             raise self.error(_CUT_OFF)
-        more = _AT_ONCE
+        num_letters = _AT_ONCE
         while True:
             try:
                 value, end = self._decode(self._text, self._at)
                 break
             except json.JSONDecodeError as error:
                 # The object may continue after the text that was read. Doubling the amount keeps the total time linear.
-                more, wrong_at = 2 * more, error.pos - self._at
-                if more > _MOST:
+                num_letters, wrong_at = 2 * num_letters, error.pos - self._at
+                if num_letters > _MOST:
                     raise self.error(f"an object is longer than {_MOST:,} letters, or is no JSON") from error
-                if not self._read_on(more):
+                if not self._read_on(num_letters):
                     self._go_to(wrong_at)
                     raise self.error(f"this is no JSON: {error.msg}") from error
                 self._check_extent()
@@ -110,14 +112,15 @@ class _Position:
         self._at = at
 
     def _read_on(self, num_letters: int) -> bool:
-        more, length = [self._text[self._at :]], 0
+        """Join at least `num_letters` further characters, or all that are left, to the text; tell if there were any."""
+        pieces, length = [self._text[self._at :]], 0
         while length < num_letters:
             piece = next(self._pieces, "")
             if not piece:
                 break
-            more.append(piece)
+            pieces.append(piece)
             length += len(piece)
-        self._text, self._at = "".join(more), 0
+        self._text, self._at = "".join(pieces), 0
         return length > 0
 
 

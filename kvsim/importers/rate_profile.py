@@ -22,7 +22,7 @@ _MOST_LISTED = 5
 
 
 def read_profile(path: str | os.PathLike[str]) -> Varying:
-    """Return the profile in the CSV file `path`, which begins anew after its end.
+    """Read a profile of arrival rates over time from the CSV file `path`. After its last time, it repeats from time 0.
 
     Raises:
         WorkloadError: the time or rate column is missing or ambiguous, or rows are invalid.

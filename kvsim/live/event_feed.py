@@ -66,7 +66,8 @@ class LiveFeed:
     def recent(self) -> Excerpt | None:
         """Return the last steps, at least all since the previous call; None before the server's first step.
 
-        The previous result is returned again if the feed has failed, or if an event is received only in part.
+        If an event is received only in part, wait at most `_COMPLETE_S` seconds for the rest. If the rest does not
+        come, or the feed has failed, return the previous result again.
         """
         self._shown = self._taken(self._follower.recent) or self._shown
         return self._shown

@@ -157,6 +157,7 @@ def parse_metrics(page: str, time_s: float = 0.0) -> ServerMetrics:
     blocks = [_whole(sample, "num_gpu_blocks") for sample in about]
     sizes = {_whole(sample, "block_size") for sample in about}
     models = {sample.labels.get("model_name", "") for sample in found["vllm:kv_cache_usage_perc"]}
+    # These two are read below; here their values are only checked.
     _values(found, "vllm:num_requests_waiting_by_reason", _MAX_COUNT)
     _values(found, _BY_SOURCE, _MAX_COUNT)
     queried, hits = _prefix_tokens(found, total)
@@ -191,6 +192,7 @@ def _values(found: Mapping[str, Sequence[Sample]], name: str, most: float) -> li
 
 
 def _check_kinds(page: str) -> None:
+    """Check that the page declares each metric as the kind that vLLM declares: gauge, counter or histogram."""
     declared = kinds(page, _PREFIX)
     histograms = (*HISTOGRAMS.values(), *_OLDER_NAMES.values())
     expected = dict.fromkeys(_GAUGES, "gauge") | dict.fromkeys(histograms, "histogram")
@@ -201,6 +203,7 @@ def _check_kinds(page: str) -> None:
 
 
 def _check_whole(found: dict[str, list[Sample]]) -> None:
+    """Check that numbers of requests and all counters are whole numbers, of the same engines as the pools' usage."""
     engines = {sample.labels.get("engine", "") for sample in found["vllm:kv_cache_usage_perc"]}
     for name in (*_GAUGES[1:], *(f"{name}_total" for name in _COUNTERS)):
         series = found.get(name, [])
@@ -237,6 +240,7 @@ def _prefix_tokens(found: dict[str, list[Sample]], total: Callable[[str], int]) 
 
 
 def _histogram(found: dict[str, list[Sample]], name: str, key: str) -> Histogram:
+    """Add up the histograms `name` of all engines or, if there are none, those with the older name for `key`."""
     if f"{name}_bucket" not in found:
         name = _OLDER_NAMES.get(key, name)
     series: dict[frozenset[tuple[str, str]], dict[float, float]] = {}
@@ -278,6 +282,8 @@ def _check_buckets(
     rises = all(now >= before for before, now in pairwise(counts))
     if not rises or (count is not None and count != counts[-1]):
         raise RecordingError(f"the buckets of {name} are not cumulative, or contradict its count.")
+    # The sum of all times lies between two limits: each time is at least the lower bound of its bucket, and at most the
+    # upper bound.
     held = [now - before for before, now in pairwise((0.0, *counts))]
     least_s = sum(number * low_s for number, low_s in zip(held, (0.0, *bounds_s), strict=False))
     most_s = sum(number * high_s for number, high_s in zip(held, bounds_s, strict=True) if number)
@@ -301,7 +307,7 @@ _CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def as_csv(looks: Sequence[ServerMetrics]) -> str:
+def as_csv(polls: Sequence[ServerMetrics]) -> str:
     """Return a CSV with a row for each poll.
 
     The columns are `time_s` since the first poll, the gauges and counters of `ServerMetrics`, and the count and sum in
@@ -310,8 +316,8 @@ def as_csv(looks: Sequence[ServerMetrics]) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["time_s", *_CSV_COLUMNS, *(f"{key}_{what}" for key in HISTOGRAMS for what in ("count", "sum_s"))])
-    for look in looks:
-        times = [look.histograms[key] for key in HISTOGRAMS]
-        row = [round(look.time_s - looks[0].time_s, 3), *(getattr(look, name) for name in _CSV_COLUMNS)]
+    for poll in polls:
+        times = [poll.histograms[key] for key in HISTOGRAMS]
+        row = [round(poll.time_s - polls[0].time_s, 3), *(getattr(poll, name) for name in _CSV_COLUMNS)]
         rows.writerow([*row, *(value for time in times for value in (time.count, time.sum_s))])
     return text.getvalue()

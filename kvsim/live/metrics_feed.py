@@ -24,7 +24,7 @@ _TIMEOUT_S = 5.0
 _MAX_BYTES = 4 << 20
 _MAX_POLLS = 3_600
 _PATIENCE_S = 30.0
-"""Seconds without an answer after which the feed ends. A restart of a server takes longer."""
+"""Seconds without an answer after which the feed ends. A restart with a large model takes longer, and ends it."""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

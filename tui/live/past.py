@@ -26,7 +26,7 @@ class Past:
     """Opens successive excerpts of a recording, each with the charts and totals of the time before the excerpt.
 
     The chart of a frame comes from the last session that contains the frame, because only later steps show which
-    reserved slots were used.
+    reserved slots were used. The first frame of an excerpt may be a summary frame, which summarizes all earlier steps.
     """
 
     def __init__(self, latest: Session | None = None) -> None:
@@ -48,15 +48,17 @@ class Past:
         """
         unknown = Before(first_step=excerpt.first_step, num_summary_frames=excerpt.num_summary_steps)
         if (latest := self._latest) is None:
-            return unknown
+            return unknown  # this is the first session
         old = latest.before
         end = old.num_summary_frames + excerpt.first_step - old.first_step  # frame of `latest` where `excerpt` begins
         if not old.num_summary_frames <= end <= latest.player.last_frame:
             return unknown  # `excerpt` begins before `latest`, or leaves a gap after it
         if end == old.num_summary_frames:
-            return old
+            return old  # `excerpt` begins with the same step as `latest`
+        # `excerpt` begins within `latest`, or right after it.
         charts = latest.charts.rows(0, latest.num_frames_before + end)
         requests = latest.recording.requests
+        # The new session counts the requests of `excerpt` itself. All others ended before it.
         gone = ~np.isin(requests.id, printable_ids(excerpt.recording.requests.id))
         return Before(
             first_step=excerpt.first_step,
