@@ -37,7 +37,9 @@ _TIMES = (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "e2e_s"))
 def print_answer(
     run: Measured, summary: Summary, requests: str, *, band: Band | None = None, notes: Sequence[str] = ()
 ) -> None:
-    """Print a verdict on the run of a single server, then its setup and its figures, then `notes`.
+    """Print a verdict on the run of a single server, its steady part, its setup, its figures, and `notes`.
+
+    If the requests are turns of sessions, print a table of turns at the end.
 
     `requests` describes the requests in words. `band` has the prediction intervals of some figures; None: no intervals
     are known.

@@ -38,7 +38,11 @@ checked.
 
 
 def check_ladder_flags(context: click.Context) -> None:
-    """Check that each flag on the command line has an effect on at least one rung."""
+    """Check that each flag on the command line changes at least one of the servers that `--ladder` compares.
+
+    Raises:
+        UsageError: a flag has no effect.
+    """
     check_defaults(context)
     for option in context.command.params:
         name = str(option.name)

@@ -303,8 +303,9 @@ def build_scenario(
 ) -> Scenario:
     """Build the scenario that the flags describe. `requests_of` returns the requests for the flags.
 
-    `only_policy` is the name of the simulated policy; None if several are compared. If no flag states the memory, a
-    single policy gets the memory that its own engine takes by default. Several policies all get the memory of vLLM.
+    `only_policy` is the name of the simulated policy; None if several are compared. If neither a flag nor the recording
+    of the requests (on the same GPU and model) states the memory, a single policy gets the memory that its own engine
+    takes by default. Several policies all get the memory of vLLM.
     """
     from kvsim.hardware import find_gpu
     from kvsim.policies import Radix

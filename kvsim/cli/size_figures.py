@@ -81,12 +81,11 @@ def unmeasured_notes(flags: Mapping[str, Any], budget: Budget) -> list[str]:
         )
     if is_computed and model.decode_context_parallel_size > 1:
         sentences.append("the memory with which GPUs exchange results of divided contexts was not measured")
-    if not rules_of(release).profiles_free_memory or not is_computed:
-        return sentences
-    sentences.append(
-        f"activations, captured graphs and memory outside PyTorch were measured in vLLM 0.25.1; {release} takes one "
-        "difference of free memory instead, which was not measured"
-    )
+    if is_computed and rules_of(release).profiles_free_memory:  # from vLLM 0.27 on
+        sentences.append(
+            f"activations, captured graphs and memory outside PyTorch were measured in vLLM 0.25.1; {release} takes "
+            "one difference of free memory instead, which was not measured"
+        )
     return sentences
 
 
@@ -98,6 +97,7 @@ def document(
     """
     plan = budget.plan
     num_sequences, _ = sequences_at_once(budget, policy, tokens)
+    # The log of vLLM has a token capacity of its own, which later releases compute from sequences of max_model_len.
     logs_longest = rules_of(release_of(flags)).logs_longest
     document = {
         "gpu": budget.gpu.name,
@@ -114,7 +114,8 @@ def document(
         "kv_cache_groups": [group.as_meta() for group in plan.layout.groups],
         "max_sequences": {str(tokens): num_sequences},
         "max_sequences_otherwise": {
-            name: {str(tokens): plan.max_sequences(tokens)} for name, (plan, _) in other_layouts(budget, policy).items()
+            name: {str(tokens): other.max_sequences(tokens)}
+            for name, (other, _) in other_layouts(budget, policy).items()
         },
         "terms": [{"label": term.label, "bytes": term.size_bytes, "why": term.why} for term in budget.terms],
     }

@@ -38,7 +38,7 @@ class WasteShares:
     allocated_percent: FloatArray
     """Percentage in each state of the slots that live sequences hold: float64[8], sum 100; 0 in states of free slots.
 
-    Slots that rounding added to allocations do not count.
+    All are NaN if no slots are held. Slots that rounding added to allocations do not count.
     """
 
     @property

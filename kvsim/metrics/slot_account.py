@@ -3,6 +3,10 @@
 A frame is the state after a step was scheduled, or after the last step. An extent is a range of consecutive units that
 one memory row gives to a request. `Replay.slots` gives the same numbers for one frame, unit by unit.
 
+Two columns of `Replay` have an entry per request: `full` is the largest number of slots that it fills, and `pad` is how
+many of these are padding before its tokens (0 but in a static batch). A unit has `unit_slots` slots. Without KV-cache
+groups, each slot is for one token, and `unit_tokens` is the same number.
+
 This module computes all frames at once, by running sums, in time proportional to the rows of the recording. Each extent
 adds its slots at its allocation and removes them at its release, and each schedule row adds its computed tokens. A row
 that decodes for many steps is a ramp (see `ramps`).
@@ -263,6 +267,9 @@ class _FrameSlots:
         """Return the slots of ranges of extents, by the names of the fields of this class.
 
         The extents [first[i], end[i]) of range i are in one table, and were allocated and released together.
+
+        For example, let a request get 64 units of one slot at the beginning of its table. It has asked for 48, and
+        fills 40. While it holds them, they add 64 to `lengths`, 16 to `rounding` and 40 to `within_full`.
         """
         tables, unit_tokens = replay.ledger.tables, replay.unit_tokens
         extents = tables.at(first)
@@ -316,11 +323,11 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
             # For each row, the first frame that shows it; the last entry is for units that are never freed.
             narrow = np.min_scalar_type(num_frames)
             frame = np.repeat(np.arange(num_frames + 1, dtype=narrow), np.diff(rows, prepend=0, append=len(memory) + 1))
-            counted_once, cached = np.zeros((2, num_frames + 1), np.int64)
+            held_once, cached = np.zeros((2, num_frames + 1), np.int64)
             cached[0] = len(ledger.initial_cached)
             for part in ledger.successions(with_prefixes=True):
-                _add_changes(part, frame, counted_once, cached)
-            held, cached = held + np.cumsum(counted_once)[:-1], np.cumsum(cached)[:-1]
+                _add_changes(part, frame, held_once, cached)
+            held, cached = held + np.cumsum(held_once)[:-1], np.cumsum(cached)[:-1]
     else:
         for _, operations in ledger.parts():
             units = operations.change * operations.length.astype(np.int64)
@@ -336,13 +343,15 @@ def _held_and_cached(replay: Replay) -> tuple[npt.NDArray[np.int64], npt.NDArray
 
 
 def _add_changes(
-    part: Successions, frame: IntArray, held: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
+    part: Successions, frame: IntArray, held_once: npt.NDArray[np.int64], cached: npt.NDArray[np.int64]
 ) -> None:
-    """Add the changes at each frame to `cached`, and corrections to `held`.
+    """Add changes to `held_once` and `cached`, which the caller sums up over frames.
 
-    `part` has consecutive uses of units. Without the corrections, a unit that several requests hold would count once
-    per request. Both arrays have changes that are to be summed up over frames. `frame` has, for each row of the memory
-    table, the first frame that shows it.
+    `cached` gets the changes of the number of free units with a cached prefix. `held_once` corrects a count in which a
+    unit counts once per holder: it gets -1 when a further request begins to hold a unit, and 1 when that ends. If two
+    requests hold a unit from row 3 to row 9 and from row 5 to row 7, it is -1 from row 5 to row 7.
+
+    `part` has consecutive uses of units. `frame` has, for each row of the memory table, the first frame that shows it.
     """
     takes, is_held = part.until > part.row, part.is_held
     joins = np.flatnonzero(takes & is_held)  # allocations of units that another request holds
@@ -353,8 +362,8 @@ def _add_changes(
         np.add.at(changes, frame.take(rows), np.int64(amount))
 
     # While two requests hold a unit, it is counted twice: from the second allocation until the first release.
-    add(held, part.row[joins], -1)
-    add(held, np.minimum(part.until[joins], part.held_until[joins]), 1)
+    add(held_once, part.row[joins], -1)
+    add(held_once, np.minimum(part.until[joins], part.held_until[joins]), 1)
     # A unit becomes cached when its last holder releases it, until it is allocated again or evicted.
     is_last = takes & part.keeps
     is_last[joins] &= is_later

@@ -1,7 +1,8 @@
-"""The limit for which requests wait: memory, a place in the batch, or tokens of the next step.
+"""What keeps requests waiting: memory, places in the batch, tokens of the step, or slots of LoRA adapters.
 
-A scheduler admits requests from the head of its queue until a limit stops it. The step shows the limit: the step runs
-the largest number of sequences, or computes the largest number of tokens. Otherwise memory is short.
+A scheduler admits requests from the head of its queue until a limit stops it. The step shows which limit it was. If the
+step runs `max_num_seqs` sequences, the others wait for a place in the batch. If it computes `max_num_batched_tokens`
+tokens, they wait for tokens. Otherwise they wait for memory or, in runs with adapters, for a slot of their adapter.
 """
 
 from __future__ import annotations

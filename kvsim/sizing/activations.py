@@ -1,8 +1,10 @@
 """Estimate the memory that vLLM 0.25.1 measures in a profiling run before it creates its cache.
 
-Weights and slots for adapters are not part of this estimate. It has three terms: the peak of the activations in the
-largest step, the memory of libraries outside PyTorch, and the captured graphs. The constants are fitted to the starts
-of real engines in `docs/sizing.md`, which states the errors.
+The estimate has three terms: the peak of the activations in the largest step, the memory of libraries outside PyTorch,
+and the captured graphs. The constants are fitted to the starts of real engines in `docs/sizing.md`, which states the
+errors. Weights and slots for adapters are not part of the estimate; `slot_bytes` computes the size of a slot.
+
+vLLM's V1 engine has two model runners, which are also called V1 and V2.
 """
 
 from __future__ import annotations
@@ -52,6 +54,7 @@ OLDER_SAMPLER_BYTES = 3 * SAMPLER_BYTES
 """Bytes per logit on model runner V1, which also samples, with tensors of probabilities and of noise."""
 
 _CAPTURED_SIZES = (1, 2, 4, *range(8, 256, 8), *range(256, 1025, 16))
+"""Numbers of tokens for which vLLM captures graphs, up to the limit of the model."""
 _MOST_CAPTURED, _MOST_CAPTURED_OF_GPT_OSS = 512, 1024
 """Largest number of tokens in a captured graph of vLLM, and in one of gpt-oss.
 
@@ -80,8 +83,9 @@ def peak_activations(model: Model, num_tokens: int, num_seqs: int, *, samples: b
     layer = num_tokens * width * model.dtype_bytes
     num_seqs = min(num_seqs, num_tokens)
     copies = OLDER_SAMPLER_BYTES if on_older_runner(model) else SAMPLER_BYTES
-    gathered = model.dtype_bytes / model.tensor_parallel_size if model.tensor_parallel_size > 1 else 0
-    logits = math.ceil(num_seqs * model.vocab_size * (model.dtype_bytes + copies + gathered)) if samples else 0
+    # With tensor parallelism, a GPU has its own part of the logits beside the whole that it gathers.
+    own_part = model.dtype_bytes / model.tensor_parallel_size if model.tensor_parallel_size > 1 else 0
+    logits = math.ceil(num_seqs * model.vocab_size * (model.dtype_bytes + copies + own_part)) if samples else 0
     if logits > layer:
         return logits, f"logits of {num_seqs:,} sequences over {model.vocab_size:,} tokens, and copies in float32"
     return layer, f"one layer over {num_tokens:,} tokens, {width:,} elements each"
