@@ -173,7 +173,7 @@ def _after_retractions(recording: Recording, settings: SGLangSettings) -> dict[i
     """Return the `new_token_ratio` that each retraction sets, by its step.
 
     It is the number of tokens that the remaining requests have output, plus `retract_decode_steps` for each, divided by
-    the sum of their `max_tokens`.
+    the sum of their `max_tokens` plus 1. It is at most 1.
     """
     requests, schedule, steps = recording.requests, recording.schedule, recording.steps
     last = schedule.step + schedule.repeats - 1

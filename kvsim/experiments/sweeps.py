@@ -123,7 +123,7 @@ class SweepResult:
     lost: list[Mapping[str, Setting]] = field(default_factory=list)
     """Settings of the points whose worker process died even when they ran alone. They have no row in the table."""
     rows: list[Row] = field(default_factory=list)
-    """Rows of the given points, in their order; see `run_point`."""
+    """Rows of the given points in their order, without those in `lost`; equal points have one row. See `run_point`."""
 
     @property
     def best(self) -> Row | None:

@@ -32,7 +32,10 @@ _Format: TypeAlias = Literal["png", "gif", "pdf", "mp4", "parquet", "text"]
 
 
 def mark_file(file: Path, command: str, comment: Comment = HTML_COMMENT) -> None:
-    """Write the mark of `kvsim COMMAND` into a file without one. A text gets it at its end, as a `comment`."""
+    """Mark `file` as output of `kvsim COMMAND`, so that a later command may replace it. The file must not have a mark.
+
+    The mark is in a place that the format of the file allows. In a text, it is the last line, in the form `comment`.
+    """
     with _mapped(file) as content:
         at = _mark_at(content)
         framed = _framed(_format_of(content), command, _digest(command, content, at, at), comment) + content[at:]

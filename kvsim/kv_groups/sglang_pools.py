@@ -1,4 +1,7 @@
-"""Divide the layers of a model into pools of slots, as SGLang 0.5.23 does: one pool, or two if layers have windows."""
+"""Divide the layers of a model into pools of slots, as SGLang 0.5.23 does.
+
+There is one pool or, in some architectures, a second one for the layers with windows.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ class PoolBytes:
     window_bytes: int = 0
     """Bytes of one token in the second pool, for the layers with windows; 0 if there is no second pool."""
     window_tokens: int = 0
-    """Largest number of earlier tokens that a layer of the second pool reads; 0 if there is no second pool."""
+    """Largest window of a layer in the second pool, in tokens: a sliding window without the new token itself, or the
+    size of a chunk; 0 if there is no second pool.
+    """
 
     @classmethod
     def of(cls, model: Model) -> PoolBytes:

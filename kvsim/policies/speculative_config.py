@@ -98,7 +98,7 @@ class SpeculativeConfig:
         return int(is_model)
 
     def tokens_ahead(self, release: str) -> int:
-        """Return the number of tokens after the end of a block that its prefix key also covers in a release."""
+        """Return how many tokens after the end of a block its prefix key also covers, in vLLM `release`; 0 for most."""
         covers = rules_of(release).keys_cover_drafts and self._needs_last_block(release) and not self.has_plain_hashes
         return min(self.num_modules, self.num_tokens) if covers else 0
 

@@ -316,9 +316,10 @@ def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """Return the `seq` of each of `rows`: int32 if that suffices for the recording, otherwise int64.
+    """Return the `seq` (number of the event) of each of `rows` of `memory`.
 
-    `rows` may contain the number of rows, which means "never": its `seq` is the largest number of the type.
+    The row `len(memory)` means "never", and gets the largest number of the type. The type is int32 if that suffices for
+    the recording, otherwise int64.
     """
     narrow = np.int32 if not len(memory) or memory.seq[-1] < np.iinfo(np.int32).max else np.int64
     seq: IntArray = np.full(len(rows), np.iinfo(narrow).max, narrow)

@@ -31,7 +31,7 @@ class Waiting:
 
     @staticmethod
     def _ends(recording: Recording, ledger: Ledger) -> Numbers:
-        """Return, for each request, the `seq` of the event after which it waits no more.
+        """Return, for each request, the number (`seq`) of the event after which it waits no more, because it has left.
 
         This is the last release of its memory or, if it ended while it was preempted, the output with which it ended.
         It is -1 for a request that was refused, and `_NEVER` for others that never held memory or have not ended.

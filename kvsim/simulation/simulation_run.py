@@ -263,6 +263,9 @@ class SimulationRun:
 
         `source` sends its requests. `sink` receives its recording; None: nothing is recorded. Its steps wait for the
         other ranks in `lockstep`; None: it waits for no ranks. `setup` None is that of the run.
+
+        `connector` has the settings of its KV connector, and `exchange` is the other side of the connector; None
+        without one. With an `exchange`, the engine returns whenever requests have ended.
         """
         setup = setup or self.setup
         base, machine = setup.base, setup.machine

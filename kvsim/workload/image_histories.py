@@ -41,12 +41,12 @@ def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[
     """Return the images of all prompts: in each turn, the images of the earlier turns that it repeats, then its `new`
     ones.
 
-    Also return the number of tokens that the repeated images add to each prompt: int64[n]. `new.place` does not count
-    these tokens. `text_tokens` has, for each turn, the number of tokens in the prompt and the answer of the turn in
-    `after`, without images: int64[n].
+    Also return the number of tokens that the repeated images add to each prompt: int64[n]. The places in `new` count
+    only the turn's own tokens and the text that it repeats, not the repeated images. `text_tokens` has, for each turn,
+    the number of tokens in the prompt and the answer of the turn before it (`turns.after`), without images: int64[n].
 
     Raises:
-        UsageError: a turn does not repeat all of the turn in `after`.
+        UsageError: a turn does not repeat all of the turn before it, or has a smaller index than that turn.
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != text_tokens[later]).any() or (turns.after >= np.arange(len(turns))).any():

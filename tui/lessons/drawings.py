@@ -1,4 +1,7 @@
-"""Drawings of a lesson: their names, and functions that draw requests, the ladder, fleets and an image.
+"""Drawings of a lesson: their names, and functions that draw them.
+
+The functions draw the tables of requests, servers that each have one more optimization (`ladder` and `memory`), fleets,
+and an image in a prompt.
 
 A drawing is lines of styled characters, the same on the screen, in text and in figures.
 """
