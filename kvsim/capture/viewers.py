@@ -24,7 +24,7 @@ from kvsim.files.eventline import line
 from kvsim.live.mirror import Mirror
 
 MAX_VIEWERS = 16
-"""Largest number of connections. A further client gets a message, and its connection is closed."""
+"""Limit for the number of connections. A further client gets a message, and its connection is closed."""
 MAX_QUEUED_BYTES = 16 << 20
 """Largest number of bytes that may wait for one viewer; a viewer with more is disconnected."""
 SNAPSHOT_PERIOD_S = 1.0

@@ -32,7 +32,7 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
 _MOST_EQUAL = 120
 """Largest number of equal workloads that are kept to test variants. With a variant, these must all stay equal."""
 _MOST_RECORDS = 150
-"""Largest number of records in an equal workload that is kept."""
+"""Limit for the number of records in an equal workload that is kept."""
 
 
 @dataclass(slots=True, kw_only=True)

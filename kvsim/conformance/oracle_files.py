@@ -53,7 +53,7 @@ _FIRST: Mapping[str, Mapping[str, tuple[str, ...]]] = {"meta": FIELDS, "engine":
 _ENDS = ("end", "failed")
 
 _RECORDS_BYTES = 1 << 29
-"""Largest number of decompressed bytes in a file of records. A run of half an hour has some megabytes."""
+"""Limit for the number of decompressed bytes in a file of records. A run of half an hour has some megabytes."""
 _BY_GROUP = {"groups", "ncached", "crc"}
 """Fields that only records with several KV-cache groups have."""
 _LEFT_OUT = ("block_size", "reserve_full_isl", "blocks", "prev_outputs")
@@ -67,7 +67,7 @@ OFFLOAD_BLOCK_BYTES = 1 << 20
 _TOKENS_PER_REQUEST = 1_000_000
 _NO_EXCHANGE = Exchange()
 _LARGEST = 1 << 24
-"""Largest number of blocks, tokens or calls in a workload; the oracle would need days for more."""
+"""Limit for the number of blocks, tokens or calls in a workload; the oracle would need days for more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

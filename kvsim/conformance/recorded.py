@@ -78,7 +78,7 @@ class Recorded:
         """True if the recording states the number of blocks in each of its memory rows."""
         self.pipeline = settings_of(Pipeline, recording)
         self.depth = self.pipeline.most_in_flight(async_scheduling=self.scheduler.async_scheduling)
-        """Largest number of steps in flight."""
+        """Limit for the number of steps in flight."""
         self.drafts = drafts_of(recording, self.scheduler)
         self.connector = connector_of(recording, self.drafts, release)
         self.encoding = encoding_of(recording)

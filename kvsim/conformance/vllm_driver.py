@@ -95,7 +95,7 @@ Record = dict[str, Any]
 STOP_TOKEN = 7
 """Id of the stop token of every request."""
 MOST_CALLS = 4_000
-"""Largest number of engine calls for a workload. A request that has not ended after them is taken to wait forever."""
+"""Limit for the engine calls for a workload. A request that has not ended after them is taken to wait forever."""
 _HOPELESS_CALLS = 100
 """Number of consecutive engine calls without a change after which no later call can change anything."""
 _PLENTY = 1 << 40
@@ -331,7 +331,7 @@ class FakeModel(Executor):
 
     @property
     def max_concurrent_batches(self) -> int:
-        """Largest number of steps in flight. vLLM before 0.23 asks the executor for it."""
+        """Limit for the number of steps in flight. vLLM before 0.23 asks the executor for it."""
         stages = int(self.vllm_config.parallel_config.pipeline_parallel_size)
         return 2 if stages == 1 and self.vllm_config.scheduler_config.async_scheduling else stages
 

@@ -23,7 +23,7 @@ class Settings:
     max_num_seqs: int = 0
     """Largest number of running sequences for which the arrays have room."""
     max_num_active_seqs: int = 0
-    """Largest number of sequences that run at once: vLLM's `max_num_active_seqs` or, if it is not set, `max_num_seqs`.
+    """Limit for the sequences that run at once: vLLM's `max_num_active_seqs` or, if it is not set, `max_num_seqs`.
     Drafting may lower it.
     """
     max_num_batched_tokens: int = 0
@@ -38,7 +38,7 @@ class Settings:
     lone_prompt_is_limited: bool = False
     """True if `long_prefill_token_threshold` applies even if no other sequence runs or waits."""
     most_chunk_tokens: int = 0
-    """Largest number of tokens of one prompt in one step: the budget or, if it is smaller,
+    """Limit for the number of tokens of one prompt in one step: the budget or, if it is smaller,
     `long_prefill_token_threshold`.
     """
     prefill_interval: Feature = 1
@@ -46,7 +46,7 @@ class Settings:
     `cadence`.
     """
     max_adapters: Feature = 0
-    """Largest number of adapters in use at once; 0 if adapters are not limited."""
+    """Limit for the number of adapters in use at once; 0 if adapters are not limited."""
     running_keep_adapters: bool = False
     """True if a running sequence keeps its adapter in use even in a step that does not compute the sequence."""
 
@@ -54,7 +54,7 @@ class Settings:
     ahead: bool = False
     """True for asynchronous scheduling: a step is scheduled before the outputs of earlier steps are known."""
     most_in_flight: int = 1
-    """Largest number of scheduled steps whose outputs are not processed yet."""
+    """Limit for the number of scheduled steps whose outputs are not processed yet."""
     decode_interval: int = 1
     """Smallest number of steps from one decode of a sequence to its next one."""
     feedback: int = 0
@@ -110,7 +110,7 @@ class Settings:
 
     # Images.
     encoder_tokens: Feature = 0
-    """Largest number of encoder outputs that one step computes; 0 if prompts have no images."""
+    """Limit for the number of encoder outputs that one step computes; 0 if prompts have no images."""
     encoder_cache_tokens: int = 0
     keeps_images_whole: FeatureFlag = False
     """True if a step computes either all tokens of an image or none."""

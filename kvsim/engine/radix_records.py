@@ -95,10 +95,10 @@ class RadixArguments:
     row_pages: int = 0
     """Number of pages in a row of the request table: enough for the longest sequence of the run."""
     chunk_tokens: int = 0
-    """Largest number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
+    """Limit for the number of prompt tokens in one batch; 0 if prompts are not split into chunks."""
     max_prefill_tokens: int = 0
     prefill_max_requests: int = 0
-    """Largest number of requests in one prefill; 0 for no limit."""
+    """Limit for the number of requests in one prefill; 0 for no limit."""
     mixes: bool = False
     """True if running requests decode in the same step as a prefill."""
     serializes_prefills: bool = False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _MAGIC = b"PAR1"
 _TEXT_BYTES = 1 << 28
-"""Largest number of bytes of all texts in a column, once repeated texts are written out. In a Parquet file, a repeated
+"""Limit for the bytes of all texts in a column, once repeated texts are written out. In a Parquet file, a repeated
 text may take a few bits.
 """
 

@@ -15,21 +15,21 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TOML_BYTES = 1 << 20
-"""Largest number of bytes of a TOML file: a profile, machine card, lesson or GPU. It is parsed within seconds.
+"""Limit for the bytes of a TOML file: a profile, machine card, lesson or GPU. Such a file is parsed in seconds.
 
 Those that come with kvsim are many times smaller.
 """
 TEXT_BYTES = 1 << 26
-"""Largest number of bytes of a model's `config.json`, or of a workload of `kvsim.conformance`."""
+"""Limit for the number of bytes of a model's `config.json`, or of a workload of `kvsim.conformance`."""
 META_BYTES = 1 << 28
-"""Largest number of bytes of a recording's `meta.json`: enough to list every unit of the largest pool."""
+"""Limit for the number of bytes of a recording's `meta.json`: enough to list every unit of the largest pool."""
 TABLE_BYTES = 1 << 31
-"""Largest number of bytes of a text file with one request per line. Published traces have some hundred megabytes."""
+"""Limit for the bytes of a text file with one request per line. Published traces have some hundred megabytes."""
 UNPACKED_TABLE_BYTES = 1 << 29
-"""Largest number of bytes of a table after decompression. A few kilobytes could otherwise become gigabytes."""
+"""Limit for the number of bytes of a table after decompression. A few kilobytes could otherwise become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
-"""Largest number of bytes of a gzip file after decompression: the first number, plus the second times the compressed
+"""Limit for the bytes of a gzip file after decompression: the first number, plus the second times the compressed
 bytes.
 
 Published traces expand about 20 times.

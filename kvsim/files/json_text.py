@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 MOST_CONTAINERS = 1 << 21
-"""Largest number of lists and objects in a JSON text. Each takes some hundred bytes of memory when parsed."""
+"""Limit for the number of lists and objects in a JSON text. Each takes some hundred bytes of memory when parsed."""
 MOST_VALUES = 1 << 24
-"""Largest number of commas in a JSON text, which bounds the number of its values. Commas in strings count too."""
+"""Limit for the number of commas in a JSON text, which bounds the number of its values. Commas in strings count too."""
 
 
 def parse(

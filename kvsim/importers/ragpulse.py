@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 UNIT_TOKENS = 16
 _LONGEST_PROMPT = 1 << 24
-"""Largest number of tokens of a prompt: above any model's context, and few enough to hash."""
+"""Limit for the number of tokens of a prompt: above any model's context, and few enough to hash."""
 _LENGTHS = ("1_sys_prompt", "2_passages", "3_history", "4_user_input", "5_web_search")
 _ORDER = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 

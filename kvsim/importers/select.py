@@ -22,7 +22,7 @@ class LengthLimits:
     """Least number of tokens of a prompt, and of an output."""
     max_prompt_tokens: int | None = None
     max_total_tokens: int | None = None
-    """Largest number of tokens of a prompt and its output together; None for no limit."""
+    """Limit for the number of tokens of a prompt and its output together; None for no limit."""
 
     def __str__(self) -> str:
         rules = [f"prompts and answers of at least {self.min_tokens:,} tokens"]

@@ -30,7 +30,7 @@ _FEW_DIGITS = 9
 _ROWS_AT_ONCE = 1 << 13
 _MOST_UNPACKED_LINES = 1 << 23
 _LONGEST_LINE = 1 << 20
-"""Largest number of characters of a CSV line. A line of commas would have a field for each."""
+"""Limit for the number of characters of a CSV line. A line of commas would have a field for each."""
 _GZIP = b"\x1f\x8b"
 _UNREADABLE = {
     b"\x28\xb5\x2f\xfd": "packed with zstd", b"BZh": "packed with bzip2", b"\xfd7zXZ\0": "packed with xz",

@@ -69,7 +69,7 @@ class TurnLines:
     ) -> None:
         """Add the next request, which waits for the request at index `after` and for all requests `names`.
 
-        `after` is the result of `before`. With names, it is the latest of them, and `also_after` gets the others.
+        `after` is the result of `before`. With `names`, it is the latest one, and `also_after` gets the others.
 
         It is sent `pause_s` seconds after these have ended. Its prompt repeats `history_tokens` tokens of `after`;
         `WHOLE` means the prompt and the output of `after`.

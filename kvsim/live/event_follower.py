@@ -28,11 +28,11 @@ the newest one, so that it is not too short.
 TAIL_VALUES = 32_768
 """Number of new table rows after which an excerpt may begin before `TAIL_STEPS` steps have passed."""
 MAX_STEPS = 50_000
-"""Largest number of steps that are kept; beyond it, the first half is dropped."""
+"""Limit for the number of steps that are kept; beyond it, the first half is dropped."""
 MAX_VALUES = 4_000_000
-"""Largest number of table rows and prompt hashes that are kept. A server that needs more at once is not followed."""
+"""Limit for the table rows and prompt hashes that are kept. A server that needs more at once is not followed."""
 MAX_REQUESTS = 100_000
-"""Largest number of requests that are kept; beyond it, the first half of the steps is dropped."""
+"""Limit for the number of requests that are kept; beyond it, the first half of the steps is dropped."""
 _CHECK_EVERY_BYTES = 1 << 18
 """Number of received bytes between two checks against `MAX_VALUES`. One byte adds less than one row or hash."""
 _TOO_MUCH = "it holds more than can be shown of a server"

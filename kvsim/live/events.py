@@ -13,7 +13,7 @@ from typing import Any
 from kvsim.errors import RecordingError, shortened
 
 MAX_LINE_BYTES = 8 << 20
-"""Largest number of bytes of a line. A line that lists a million free blocks has 7 MB."""
+"""Limit for the number of bytes of a line. A line that lists a million free blocks has 7 MB."""
 _MAX_NAME = 256
 _LIMIT = 1 << 31
 _LATEST_S = 1e12

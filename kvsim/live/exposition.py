@@ -18,7 +18,7 @@ _END = re.compile(r"\s*\}")
 _VALUE = re.compile(r"\s+([^\s_]+)(?:\s+-?\d+)?\s*(?:#.*)?$")
 _ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 _MAX_LINE = 1 << 20
-"""Largest number of characters of a line. vLLM's line with its whole configuration has hundreds of thousands."""
+"""Limit for the number of characters of a line. vLLM's line with its whole configuration has hundreds of thousands."""
 _MAX_SAMPLES = 50_000
 
 

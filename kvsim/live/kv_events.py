@@ -29,7 +29,7 @@ _FIELDS = {
 _REQUIRED = {"BlockStored": 4, "BlockRemoved": 1, "AllBlocksCleared": 0}
 """Number of leading fields that every release sends."""
 MAX_BYTES = 64 << 20
-"""Largest number of bytes of a batch."""
+"""Limit for the number of bytes of a batch."""
 _MOST_BLOCKS = 1 << 24
 _MOST_LIFETIMES = 10_000
 

@@ -158,7 +158,7 @@ def _cached_tokens(replay: Replay, rows: IntArray) -> tuple[npt.NDArray[np.int64
 
 
 def _cached_without_drafts(replay: Replay, request: IntArray, seq: IntArray, previous_end: IntArray) -> CachedTokens:
-    """Return the number of tokens that each request has in the prefix cache when it releases units at `seq`.
+    """Return the number of tokens that each request has in the prefix cache when it releases units at event `seq`.
 
     `previous_end` and the result are as in `cached_with_drafts`.
     """

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def frames_of(replay: Replay, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return the first frame at or after each of `seq`; `num_frames` if there is none."""
+    """Return the first frame at or after each event number in `seq`; `num_frames` if there is none."""
     return np.searchsorted(replay.frame_seq, seq)
 
 

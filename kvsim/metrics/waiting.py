@@ -1,4 +1,4 @@
-"""What keeps requests waiting: memory, places in the batch, tokens of the step, or slots of LoRA adapters.
+"""Limits for which requests wait: memory, places in the batch, tokens of the step, or slots of LoRA adapters.
 
 A scheduler admits requests from the head of its queue until a limit stops it. The step shows which limit it was. If the
 step runs `max_num_seqs` sequences, the others wait for a place in the batch. If it computes `max_num_batched_tokens`

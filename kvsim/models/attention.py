@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kvsim.models.layers import Layer
 
 MOST_LAYERS = 10_000
-"""Largest number of layers of a model; real models have far fewer."""
+"""Limit for the number of layers of a model; real models have far fewer."""
 
 Caches = list[tuple["Layer", ...]]
 """Caches of each decoder layer: an empty tuple for a layer without a cache."""

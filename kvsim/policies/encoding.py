@@ -48,7 +48,7 @@ class Encoding:
     """Images of a workload, and limits of the encoder. Sizes are numbers of encoder outputs (embeddings)."""
 
     compute_embeddings: int
-    """Largest number of encoder outputs that one step computes."""
+    """Limit for the number of encoder outputs that one step computes."""
     cache_embeddings: int
     """Number of encoder outputs for which the encoder cache has room."""
     is_whole: bool = False

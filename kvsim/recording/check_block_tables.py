@@ -67,7 +67,7 @@ class _Tables:
     """Block tables of all requests after the memory rows that were processed, and for each rule the first row that
     breaks it.
 
-    `moments[i]` is the `seq` at which the table of the request of schedule row i is looked up.
+    `moments[i]` is the event number (`seq`) at which the table of the request of schedule row i is looked up.
     """
 
     def __init__(self, recording: Recording, moments: IntArray) -> None:

@@ -12,7 +12,7 @@ from kvsim.recording.model import Pool
 
 _MOST_GROUPS = 1 << 10
 _MOST_BYTES = 1 << 56
-"""Largest number of bytes of a pool, and of a page of a group. Sums over pool and time then fit into 64 bits."""
+"""Limit for the number of bytes of a pool, and of a page of a group. Sums over pool and time then fit into 64 bits."""
 
 
 def with_groups(pool: Pool, entries: Any) -> Pool:

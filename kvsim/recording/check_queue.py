@@ -86,7 +86,7 @@ def check_queue(recording: Recording, residencies: ResidencyRows, ends: Ends, fi
 
 
 def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
-    """Return the `seq` at which finished and aborted requests leave, in any order.
+    """Return the event numbers (`seq`) at which finished and aborted requests leave, in any order.
 
     A finished request leaves with its last output. A request that is aborted because its load failed leaves with the
     output that reports the failure. Any other aborted request leaves at the first step that starts at or after its
@@ -106,7 +106,7 @@ def _left_seq(recording: Recording, ends: Ends) -> npt.NDArray[np.int64]:
 
 
 def count_up_to(moments: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-    """Return, for each of `moments`, the number of entries of `seq` that are not larger.
+    """Return, for each of `moments`, the number of entries of `seq` that are not larger. Both are event numbers.
 
     `moments` must ascend; `seq` may have any order.
     """

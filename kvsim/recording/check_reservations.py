@@ -92,7 +92,7 @@ class _Wait(NamedTuple):
     """Memory row that admits the request."""
     admission_seq: int
     known_seq: int
-    """`seq` from which it is known how many slots the request asks for."""
+    """Event number (`seq`) from which it is known how many slots the request asks for."""
 
 
 def _next_admission_rows(recording: Recording, residencies: ResidencyRows, steps: IntArray) -> IntArray:

@@ -155,7 +155,7 @@ def _begins_with_drafts(recording: Recording, first: TokenSteps) -> npt.NDArray[
 
 
 def _last_seq(recording: Recording) -> int:
-    """Return the `seq` up to which all events are recorded.
+    """Return the event number (`seq`) up to which all events are recorded.
 
     This is the `seq` of the last output if all requests have ended, or if there are no memory rows. Otherwise it is the
     largest `seq` of an arrival, a scheduled step or a memory row.

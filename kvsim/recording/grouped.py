@@ -96,7 +96,7 @@ class _Ends:
         return cls(request=request[first], seq=seq[first], key=key[order], row=whole[order], num_groups=num_groups)
 
     def first_at_or_after(self, request: IntArray, seq: IntArray) -> npt.NDArray[np.int64]:
-        """Return the index of the first end of `request` at `seq` or later.
+        """Return the index of the first end of `request` at event number `seq` or later.
 
         If the request has no such end, the result is the index of another request's end, or the number of ends. `is_of`
         tells these cases apart.

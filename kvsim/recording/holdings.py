@@ -29,7 +29,7 @@ class Residencies:
     """Row of `memory.parquet` with the residency's first allocation."""
     birth_seq: IntArray
     death_seq: IntArray
-    """`seq` of the release; a number above all others if the memory is never released."""
+    """Event number (`seq`) of the release; a number above all others if the memory is never released."""
 
     @property
     def continues_previous(self) -> npt.NDArray[np.bool_]:
@@ -135,12 +135,12 @@ class Extents:
 
     @cached_property
     def birth_seq(self) -> IntArray:
-        """`seq` of each extent's allocation."""
+        """Event number (`seq`) of each extent's allocation."""
         return seq_of(self._memory, self.birth_row)
 
     @cached_property
     def death_seq(self) -> IntArray:
-        """`seq` of each extent's release; a number above all others if it is never released."""
+        """Event number (`seq`) of each extent's release; a number above all others if it is never released."""
         return seq_of(self._memory, self.death_row)
 
     def _from_offset(self, column: IntArray) -> IntArray:
@@ -316,7 +316,7 @@ def _rows_by_request(memory: Memory, num_requests: int) -> tuple[npt.NDArray[np.
 
 
 def seq_of(memory: Memory, rows: IntArray) -> IntArray:
-    """Return the `seq` (number of the event) of each of `rows` of `memory`.
+    """Return the event number (`seq`) of each of `rows` of `memory`.
 
     The row `len(memory)` means "never", and gets the largest number of the type. The type is int32 if that suffices for
     the recording, otherwise int64.

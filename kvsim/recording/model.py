@@ -36,9 +36,9 @@ FORMAT = identity.FORMAT
 VERSION = 1
 SOURCES = ("vllm", "hf", "simulation")
 MAX_UNITS = 1 << 25
-"""Largest number of units in a pool: more than any server has, and the most that the memory map can show."""
+"""Limit for the number of units in a pool: more than any server has, and the most that the memory map can show."""
 MAX_POOL_BYTES = 1 << 45
-"""Largest number of bytes of a pool: more than the memory of a hundred GPUs."""
+"""Limit for the number of bytes of a pool: more than the memory of a hundred GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +207,7 @@ class Meta:
 
     @property
     def num_drafts(self) -> int:
-        """Largest number of draft tokens per request and step; 0 without speculative decoding."""
+        """Limit for the number of draft tokens per request and step; 0 without speculative decoding."""
         config = self.policy.get("speculative_config")
         return SpeculativeConfig.parse(config).num_tokens if config else 0
 

@@ -36,8 +36,8 @@ def stable_order(keys: IntArray, bound: int) -> npt.NDArray[np.int32]:
 
 
 def sort_key(first: IntArray, then: IntArray | int) -> npt.NDArray[np.int64]:
-    """Return one integer for each pair of numbers, such as a request and a `seq`. It sorts by `first`, and then by
-    `then`.
+    """Return one integer for each pair of numbers, such as a request and an event number. It sorts by `first`, and then
+    by `then`.
 
     `then` must be below `SORT_KEY_LIMIT`.
     """

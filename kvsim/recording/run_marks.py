@@ -15,7 +15,7 @@ class Mark:
     """Numbers of rows of the growing tables at one moment."""
 
     seq: int
-    """`seq` of the last event before the mark."""
+    """Number of the last event before the mark."""
     num_requests: int
     num_steps: int
     num_schedule_rows: int

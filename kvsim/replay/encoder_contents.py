@@ -39,7 +39,7 @@ class EncoderContents:
     """
 
     capacity_outputs: int
-    """Largest number of encoder outputs in the cache."""
+    """Limit for the number of encoder outputs in the cache."""
     num_steps: int
     _events: EncoderEvents
     _outputs_of: dict[int, int]

@@ -18,7 +18,7 @@ class GrowingExtents:
     """Extents that grow in every step, and the number of units of each at the frame of the last call of `show`."""
 
     def __init__(self, tables: Holdings, frame_seq: npt.NDArray[np.int64]) -> None:
-        """Find the growing extents in `tables`. `frame_seq` has the `seq` of each frame's last event."""
+        """Find the growing extents in `tables`. `frame_seq` has the number (`seq`) of each frame's last event."""
         self._frame_seq = frame_seq
         self._row = np.flatnonzero(tables.repeat > 1)
         extents = tables.at(self._row)

@@ -16,7 +16,7 @@ from kvsim.replay.unfolding import NO_OWNER
 _OPS_PER_KEYFRAME = 16_384
 """Number of operations between two keyframes, if memory allows. They are applied in about 100 microseconds."""
 _KEYFRAME_BYTES = 256 << 20
-"""Largest number of bytes of all keyframes together."""
+"""Limit for the number of bytes of all keyframes together."""
 
 
 class UnitColumns(NamedTuple):

@@ -62,7 +62,7 @@ class Replay:
         self.first_unit = pool.first_unit
         self.num_frames = len(steps) + 1
         self.frame_seq = np.append(steps.schedule_seq, max(steps.output_seq.max(), recording.memory.seq.max(initial=0)))
-        """`seq` of the last event that each frame includes."""
+        """Number (`seq`) of the last event that each frame includes."""
         is_gap = steps.output_seq[:-1] < steps.schedule_seq[1:]
         self._has_gap = np.concatenate((is_gap, [False, False]))
         self._gap_seq = np.where(self._has_gap, np.append(steps.output_seq, 0), self.frame_seq)
@@ -156,7 +156,7 @@ class Replay:
 
     @property
     def seq(self) -> int:
-        """`seq` of the last event that the current state includes."""
+        """Number (`seq`) of the last event that the current state includes."""
         return self._seq_at(self.frame, after_output=self.after_output)
 
     def _seq_at(self, frame: int, *, after_output: bool) -> int:

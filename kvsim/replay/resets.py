@@ -59,7 +59,7 @@ def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recordin
 
 
 def _allocations(ledger: Ledger) -> tuple[Numbers, Numbers]:
-    """Return request and `seq` of each allocation by a request that holds no memory.
+    """Return the request and the event number (`seq`) of each allocation by a request that holds no memory.
 
     A move of units is left out: the units are freed and allocated at the same time, and their tokens stay computed.
     """

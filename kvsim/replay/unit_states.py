@@ -50,7 +50,7 @@ class UnitStates(ABC):
 
     @abstractmethod
     def go_to(self, op: int, seq: int) -> bool:
-        """Show the pool after the first `op` operations. `seq` is that of the last event among them.
+        """Show the pool after the first `op` operations. `seq` is the number of the last event among them.
 
         Return True if the contents were built anew, False if the previous contents were changed.
         """

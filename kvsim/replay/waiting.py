@@ -19,13 +19,13 @@ class Waiting:
     def __init__(self, recording: Recording, ledger: Ledger, progress: Progress) -> None:
         self._requests, held = recording.requests, ledger.tables.residencies
         self._first_held = np.full(len(recording.requests), _NEVER, np.int64)
-        """`seq` of the event with which each request first held memory: -1 if it did before the recording begins,
-        `_NEVER` if it never did.
+        """Number (`seq`) of the event with which each request first held memory: -1 if it did before the recording
+        begins, `_NEVER` if it never did.
         """
         np.minimum.at(self._first_held, held.request, held.birth_seq)
         self._first_held[progress.initial > 0] = -1
         self._gone_at = self._ends(recording, ledger)
-        """`seq` of the event after which each request waits no more; see `_ends`."""
+        """Number (`seq`) of the event after which each request waits no more; see `_ends`."""
         self._all_gone_at = np.maximum.accumulate(self._gone_at)
         self._none_came_by = np.minimum.accumulate(self._requests.arrival_seq[::-1])[::-1]
 

@@ -32,7 +32,7 @@ from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
 _MOST_RANKS = 1_000
-"""Largest number of data-parallel ranks: the most servers that the command line allows."""
+"""Limit for the number of data-parallel ranks: the most servers that the command line allows."""
 ProgressCallback = Callable[[int, int], None]
 """Function that is called from time to time with the numbers of ended requests and of all requests."""
 

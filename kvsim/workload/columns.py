@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from kvsim.errors import UsageError, WorkloadError
 
 MAX_TOKENS = 2**31 - 1
-"""Largest number of tokens of a request, prompt and answer together. The columns of a workload are int32."""
+"""Limit for the number of tokens of a request, prompt and answer together. The columns of a workload are int32."""
 
 LONGEST_S = 1e12
 """Latest valid arrival time in seconds (30,000 years). Sums of later times would lose precision."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 MOST_REQUESTS = 1 << 24
-"""Largest number of generated requests. The columns of such a workload take a gigabyte."""
+"""Limit for the number of generated requests. The columns of such a workload take a gigabyte."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

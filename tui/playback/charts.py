@@ -115,7 +115,7 @@ class IdleSpans:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Before:
-    """What happened before a session's first frame: charts, and counts of requests, preemptions and tokens."""
+    """Charts, and counts of requests, preemptions and tokens, of the time before a session's first frame."""
 
     first_step: int
     """Number of the step that the session's first frame shows, as the server counts steps."""
