@@ -27,13 +27,13 @@ has, so every change of the ladder has an effect.
 
 
 _USED = {each.name for each in settings_in(ContinuousSettings)} | {"block_size", "batch_size", "watermark"}
-"""Settings that rungs take from the flags. All other settings are fixed by the rung or have no effect."""
+"""Settings that the compared servers take from the flags. All others are fixed by the server or have no effect."""
 _DECIDED = {
     *("async_scheduling", "enable_chunked_prefill", "enforce_eager", "check", "refuse_misfits"),
     *("load", "rate", "ramp", "burstiness", "rate_profile"),
 }
-"""Flags that have no effect on a ladder: rungs have their own settings, all requests arrive at once, and runs are not
-checked.
+"""Flags that have no effect on a ladder: its servers have settings of their own, all requests arrive at once, and runs
+are not checked.
 """
 
 
@@ -51,7 +51,7 @@ def check_ladder_flags(context: click.Context) -> None:
 
 
 def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool, as_json: bool) -> None:
-    """Simulate all rungs and print their figures. If `output` is given, write the recordings there."""
+    """Simulate all servers of the ladder and print their figures. If `output` is given, write the recordings there."""
     from kvsim.experiments.rungs import at_once, climb, rung_recordings
     from kvsim.files.overwriting import may_replace, replacing_folder
 

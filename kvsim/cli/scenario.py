@@ -158,7 +158,7 @@ class Scenario:
         )
 
     def ladder(self) -> tuple[Rung, ...]:
-        """Return the rungs of `kvsim compare --ladder` with the limits of the flags."""
+        """Return the servers that `kvsim compare --ladder` compares, with the limits of the flags."""
         from kvsim.experiments.rungs import rungs
         from kvsim.policies.settings import PagedSettings, StaticSettings
 
@@ -170,8 +170,8 @@ class Scenario:
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
-        """Return vLLM's step times for a rung of `compare --ladder`; they depend on whether the rung uses
-        CUDA graphs.
+        """Return vLLM's step times for one of the servers of `compare --ladder`; they depend on whether it uses CUDA
+        graphs.
         """
         from kvsim.policies import Paged
 

@@ -30,7 +30,7 @@ _KINDS: dict[str, tuple[tuple[Callable[[Random], Document], int], ...]] = {
     "several": ((grouped, 17), (staged_groups, 3)),
 }
 _MOST_EQUAL = 120
-"""Largest number of equal workloads that are kept to test variants. With a variant, these must all stay equal."""
+"""Limit for the equal workloads that are kept to test variants. With a variant, these must all stay equal."""
 _MOST_RECORDS = 150
 """Limit for the number of records in an equal workload that is kept."""
 

@@ -1,7 +1,8 @@
-"""Ablation as a ladder: the same requests served in several ways (rungs), each with one more feature of an engine.
+"""Ablation: the same requests served in several ways, each with one more feature of an engine than the one before.
 
-Every rung runs twice: with the given memory, and with ample memory, which is enough for all requests. The gain of a
-rung is its throughput divided by the throughput of the rung below. It is the product of two factors. The speed factor
+The ways together are called the ladder, and each of them a rung. Every rung runs twice: with the given memory, and with
+ample memory, which is enough for all requests. The gain of a rung is its throughput divided by that of the rung before
+it. It is the product of two factors. The speed factor
 is the ratio of the throughputs with ample memory. The memory factor is the gain divided by the speed factor.
 """
 
@@ -37,11 +38,11 @@ cut.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rung:
-    """One way to serve requests, which differs from the rung below in one setting."""
+    """One way to serve requests, with one more feature than the rung before it."""
 
     name: str
     change: str
-    """Description of the change from the rung below, in a few words."""
+    """Description of the change from the rung before, in a few words."""
     policy: Policy
     captured: bool
     """True if steps are launched as captured graphs (CUDA graphs)."""
@@ -98,7 +99,7 @@ class RungResult:
     duration_s: float
     preemptions: int
     gain: float
-    """Throughput divided by the throughput of the rung below; 1 on the first rung."""
+    """Throughput divided by the throughput of the rung before; 1 on the first rung."""
     memory_gain: float
     """Factor of the gain that comes from using the memory better: `gain` divided by `time_gain`; 1 on the first
     rung.
@@ -107,7 +108,7 @@ class RungResult:
     @property
     def time_gain(self) -> float:
         """Factor of the gain that comes from shorter times, not from memory: the throughput with ample memory, divided
-        by that of the rung below with ample memory; 1 on the first rung.
+        by that of the rung before with ample memory; 1 on the first rung.
         """
         return self.gain / self.memory_gain
 
