@@ -1,7 +1,7 @@
 """Ablation: the same requests served in several ways, each with one more feature of an engine than the one before.
 
-The ways together are called the ladder, and each of them a rung. Every rung runs twice: with the given memory, and with
-ample memory, which is enough for all requests. The gain of a rung is its throughput divided by that of the rung before
+A way is called a rung, and all ways together the ladder. Every rung runs twice: with the given memory, and with ample
+memory, which is enough for all requests. The gain of a rung is its throughput divided by that of the rung before
 it. It is the product of two factors. The speed factor is the ratio of the throughputs with ample memory. The memory
 factor is the gain divided by the speed factor.
 """
