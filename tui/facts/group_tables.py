@@ -84,7 +84,7 @@ def _states_of_parts(
 ) -> tuple[int, ...]:
     """Return `RELEASED`, `HELD` or `AHEAD` for each of `num_parts` equal parts of a sequence of `tokens` tokens.
 
-    Its blocks at `positions` are held.
+    `positions` are the indices, in the sequence, of the blocks that it holds.
     """
     edges = np.linspace(0, max(tokens, 1), num_parts + 1)
     begins = positions.astype(np.int64) * block_size

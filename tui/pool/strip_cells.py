@@ -53,7 +53,7 @@ class DraftSlots(NamedTuple):
     rewritten_from: int
     """Index of the first slot with a rejected draft among the request's slots, from 0."""
     num_rejected: int
-    """Number of slots with rejected drafts. Each token that steps under way compute overwrites one."""
+    """Number of slots with rejected drafts. The present step overwrites one with each token that it computes."""
 
 
 def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:

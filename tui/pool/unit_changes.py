@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 Lights: TypeAlias = tuple[IndexArray, PaintArray]
-"""Changed units, and for each the paint of a change. If a unit occurs several times, the last entry counts."""
+"""(units that have changed, paint that highlights each). If a unit occurs several times, its last paint counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -54,7 +54,7 @@ class OwnerStrips(Panel):
 
     @dataclass
     class BarsChanged(Message):
-        """Message: the scale of the bars has changed, or the states that they show."""
+        """Message: the scale of the bars has changed, or the set of states that appear in them."""
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")

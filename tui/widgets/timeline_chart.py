@@ -147,7 +147,7 @@ class TimelineChart(Scrubber):
 
     @property
     def num_on_axis(self) -> int:
-        """Number of entries of `legend_entries` without the scales of charts."""
+        """Number of entries of `legend_entries`, except the one for the scales of the charts."""
         return len(self.legend_entries()) - any(len(values) for _, values in self._scales())
 
     def _scales(self) -> list[tuple[str, npt.NDArray[Any]]]:
