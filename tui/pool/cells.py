@@ -72,7 +72,8 @@ class Cells:
         instead.
 
         If the two differ, and neither is of written slots, the most frequent written paint of the cell, if it has any,
-        replaces the paint of reserved slots. `counts` has the number of units with each paint: shape (cells, NUM_PAINTS).
+        replaces the paint of reserved slots. `counts` has the number of units with each paint: shape (cells,
+        NUM_PAINTS).
         """
         written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
         hidden = counts[np.arange(len(counts)), written] > 0
