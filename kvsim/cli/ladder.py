@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.experiments.rungs import RungResult
 
 LADDER_WORKLOAD = "vllm-h200-llama-3-8b-pressure-prefixes"
-"""Recording whose requests a ladder serves by default. Its requests share prefixes and need more memory than the pool
+"""Recording whose requests `--ladder` serves by default. Its requests share prefixes and need more memory than the pool
 has, so every change of the ladder has an effect.
 """
 

@@ -56,7 +56,7 @@ Simulations with this number of tokens take half a minute without compiled code.
 """
 
 _MOST_SERVER_REQUESTS = 3_000_000
-"""Largest sum, over all runs of a fit, of servers times requests; it takes about a minute on two cores."""
+"""Limit for the sum, over all runs of a fit, of servers times requests; it takes about a minute on two cores."""
 _MOST_RANK_STEPS = 250_000
 """Largest number of steps of ranks that wait for each other, over all ranks and runs of a fit.
 

@@ -50,7 +50,7 @@ _EPOCH_S = (1e9, 4.1e9)
 """Range of seconds since 1970 in the years 2001 to 2099. Milliseconds since 1970 are far above it."""
 _EPOCH_UNITS = ("s", "ms", "us", "ns")
 _LONGEST_S = 1e8
-"""Largest span of the arrival times of a workload, and largest time since its first request, in seconds.
+"""Limit in seconds for the span of a workload's arrival times, and for the time since its first request.
 
 It is some three years; more is a mistake.
 """

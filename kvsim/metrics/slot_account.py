@@ -3,9 +3,10 @@
 A frame is the state after a step was scheduled, or after the last step. An extent is a range of consecutive units that
 one memory row gives to a request. `Replay.slots` gives the same numbers for one frame, unit by unit.
 
-Two columns of `Replay` have an entry per request: `full` is the largest number of slots that it fills, and `pad` is how
-many of these are padding before its tokens (0 but in a static batch). A unit has `unit_slots` slots. Without KV-cache
-groups, each slot is for one token, and `unit_tokens` is the same number.
+Two columns of `Replay` have an entry per request. `full` is the largest number of slots that the request fills, without
+the useless tokens that it computes in a static batch after its last one. `pad` is how many of these slots are padding
+before its tokens; 0 but in a static batch. A unit has `unit_slots` slots. Without KV-cache groups, each slot is for one
+token, and `unit_tokens` is the same number.
 
 This module computes all frames at once, by running sums, in time proportional to the rows of the recording. Each extent
 adds its slots at its allocation and removes them at its release, and each schedule row adds its computed tokens. A row

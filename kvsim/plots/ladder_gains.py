@@ -1,4 +1,4 @@
-"""Figure of the ladder: tokens per second with each optimization added, and the part of each gain due to memory."""
+"""Figure of `kvsim compare --ladder`: tokens per second with each optimization added, and how much is due to memory."""
 
 from __future__ import annotations
 

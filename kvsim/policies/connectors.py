@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kvsim.policies.kinds import Paged
 
 MOST_TRANSFERS = 1024
-"""Largest value of `KvLink.num_transfers`."""
+"""Limit for `KvLink.num_transfers`."""
 STORE = "store"
 """Value of `kv_connector` in recordings of servers with a shared prefix store."""
 

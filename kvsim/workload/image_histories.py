@@ -46,7 +46,7 @@ def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[
     the number of tokens in the prompt and the answer of the turn before it (`turns.after`), without images: int64[n].
 
     Raises:
-        UsageError: a turn does not repeat all of the turn before it, or has a smaller index than that turn.
+        UsageError: a turn does not repeat all of the turn before it, or does not come after it.
     """
     later = turns.after >= 0
     if (turns.history_tokens[later] != text_tokens[later]).any() or (turns.after >= np.arange(len(turns))).any():
