@@ -32,7 +32,7 @@ from kvsim.simulation import Machine, simulate
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.playback.session import Session
-from kvsim_tui.pool.host_blocks import COMING, map_keys, slots_per_cell
+from kvsim_tui.pool.host_blocks import LOADING, map_keys, slots_per_cell
 from kvsim_tui.pool.paint import EMPTY
 from kvsim_tui.widgets.host_map import HostMap
 
@@ -264,8 +264,8 @@ def test_a_cell_of_the_map_shows_what_is_seldom(recording: Recording) -> None:
     whole = map_keys(host.slots_at(frame), host.num_slots, 1, half_blocks=False)
     together = map_keys(host.slots_at(frame), 1, 1, half_blocks=False)
     assert whole.shape == (1, host.num_slots)
-    assert (whole & 0xFF == COMING).sum() == host.slots_at(frame).is_loading.sum() > 0
-    assert together[0, 0] & 0xFF == COMING
+    assert (whole & 0xFF == LOADING).sum() == host.slots_at(frame).is_loading.sum() > 0
+    assert together[0, 0] & 0xFF == LOADING
     assert slots_per_cell(host.num_slots, 7) == -(-host.num_slots // 7)
     nothing = map_keys(host.slots_at(0), host.num_slots + 3, 1, half_blocks=False)[0, -3:] & 0xFF
     assert set(nothing.tolist()) == {EMPTY}
