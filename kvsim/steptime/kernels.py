@@ -152,8 +152,8 @@ class KernelsSeen:
     def _static_decode(self, batch: Batch, length: int) -> float:
         """Return the time to compile a static decode step, relative to the first compilation.
 
-        It is 0 if code for this number of rows and this `length` was compiled before, or after the last compilation in
-        `_COMPILATIONS`.
+        It is 0 if code for this number of rows and this `length` is compiled already, or if all compilations in
+        `_COMPILATIONS` are over.
         """
         if self._num_compilations == len(_COMPILATIONS) or not self._is_first("compiled", batch.rows, length):
             return 0.0

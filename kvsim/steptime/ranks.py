@@ -102,7 +102,9 @@ class RankStep(NamedTuple):
     throttle: PowerThrottle = UNTHROTTLED
     """State of the GPU's throttling before the step. In results of `RankTimes.together`: after the step."""
     has_batch: bool = True
+    """False for an `IDLE_STEP`, which the rank takes because another one has a batch."""
     has_requests: bool = True
+    """True if the rank has unfinished requests, even if none of them is in the step."""
     launched_s: float = 0.0
     """Time at which the host has launched the step."""
     done_s: float = 0.0

@@ -263,9 +263,9 @@ def dimmed(paints: PaintArray, lit: MaskArray) -> PaintArray:
 def with_one_owner_lit(
     first: PaintArray, second: PaintArray, eighths: PaintArray, lit: MaskArray, request: int
 ) -> tuple[PaintArray, PaintArray, PaintArray]:
-    """Return the two paints of cells of several units, and the eighths of the first, with requests other than `request`
-    in grey.
+    """Return the paints of cells that show several units, with requests other than `request` in grey.
 
+    A cell has the paint `first` in its left `eighths`, and the paint `second` in the rest; the result is these three.
     `lit` marks the cells in which `request` holds slots.
     """
     own_paints = (OWNER + request % NUM_HUES, SlotState.RESERVED, SHARED)
