@@ -104,7 +104,7 @@ class RankStep(NamedTuple):
     has_batch: bool = True
     """False for an `IDLE_STEP`, which the rank takes because another one has a batch."""
     has_requests: bool = True
-    """True if the rank has unfinished requests, even if none of them is in the step."""
+    """True if the rank has unfinished requests, even if the step computes none."""
     launched_s: float = 0.0
     """Time at which the host has launched the step."""
     done_s: float = 0.0
