@@ -1,4 +1,6 @@
-"""Ask a process of `forks` for a fork with the streams of this one, and wait for it; its imports take milliseconds."""
+"""Run a command in a fork of a server of `forks`, with the streams of this process. This file imports little, to start
+fast.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 
 def ask(place: str, arguments: Sequence[str], folder: str, environment: Mapping[str, str], streams: list[int]) -> int:
-    """The exit code of a fork with these arguments, in this folder and environment, with these three streams."""
+    """Run an interpreter with `arguments` in a fork; return its exit code. `streams` are stdin, stdout and stderr."""
     request = {"arguments": arguments, "folder": folder, "environment": dict(environment)}
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(place)

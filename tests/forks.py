@@ -1,9 +1,11 @@
-"""Processes as forks of one that has imported what they need: that takes a second for kvsim and ten for vLLM.
+"""Run commands in forks of a server process that has imported their modules.
 
-Whoever asks first starts that process, in a folder where all workers of the tests find it; it ends when all who asked
-have ended. Run as a program, with the name of a module whose `load` imports what is needed, this is that process. A
-request has the arguments of an interpreter: `-m`, a module and its arguments, or a file and its arguments. What an
-interpreter is told at its start (`PYTHONHASHSEED`, `-X`) needs a process from the start.
+Imports take one second for kvsim and ten for vLLM. The first worker of the tests that needs the server starts it, in a
+folder that all workers know. The server ends when no worker needs it any more.
+
+Run as a program, this file is the server. Its argument is the name of a module with a function `load`, which imports
+all that the forks need. A request has the arguments of an interpreter: `-m`, a module and its arguments, or a file and
+its arguments. Settings that an interpreter reads only at its start (`PYTHONHASHSEED`, `-X`) have no effect in a fork.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 class Forks:
-    """Forks of a process that has called the `load` of a module."""
+    """Client of a server process. The constructor starts the server if no other worker has."""
 
     def __init__(self, folder: Path, module: str, **environment: str) -> None:
         """Args:
-        folder: where others find that process, which starts if there is none.
-        module: the name of the module.
-        environment: more variables of that process.
+        folder: folder with the socket of the server.
+        module: name of the module whose `load` the server calls.
+        environment: additional environment variables of the server.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._place = folder / "forks"
@@ -68,11 +70,11 @@ class Forks:
             )
 
     def command(self) -> tuple[str, ...]:
-        """An interpreter and its first arguments; what follows them runs in a fork, as if in that interpreter."""
+        """Return the beginning of a command line. The arguments after it run in a fork, as after `python`."""
         return sys.executable, "-I", "-S", ask_for_a_fork.__file__, str(self._place)
 
     def run(self, *arguments: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """What a process with these arguments said and returned, as `subprocess.run` has it."""
+        """Run an interpreter with `arguments` in a fork. Return its exit code and output, like `subprocess.run`."""
         with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as complained:
             with Path(os.devnull).open() as nothing:
                 streams = [each.fileno() for each in (nothing, said, complained)]
@@ -82,7 +84,7 @@ class Forks:
             return subprocess.CompletedProcess(arguments, code, said.read(), complained.read())
 
     def close(self) -> None:
-        """Need no more of them; who has started that process waits until nobody does."""
+        """Disconnect from the server. The worker that started it waits until all others have disconnected."""
         self._ended.close()
         if self._process:
             os.waitpid(self._process, 0)
@@ -99,8 +101,11 @@ class _Request(NamedTuple):
     text: bytes
     streams: list[int]
 
-    def take_its_place(self, added: dict[str, str]) -> list[str]:
-        """Be in the folder, the environment (with what is `added`) and the streams of the request: its arguments."""
+    def adopt(self, added: dict[str, str]) -> list[str]:
+        """Change to the folder, environment and streams of the request; return its arguments.
+
+        `added` has variables that `load` has set.
+        """
         text = self.text
         while more := self.asker.recv(1 << 16):
             text += more
@@ -116,7 +121,7 @@ class _Request(NamedTuple):
 
 
 class _Server:
-    """Forks for whoever asks, until nobody is there who could."""
+    """Accept connections and requests, and fork for each request, until no client is connected."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener, self._is_found = listener, True
@@ -126,37 +131,37 @@ class _Server:
         signal.set_wakeup_fd(self._wake)
         self._asking = {listener.accept()[0]}
         self._forks: dict[int, socket.socket] = {}
-        """Who waits for which process."""
+        """Connection that waits for the exit code, by process id of the fork."""
 
     def serve(self) -> _Request:
-        """Answer requests with the exit codes of forks, and end; in a fork, return the request."""
+        """Answer each request with the exit code of its fork. Return only in a fork, with its request."""
         while self._is_needed():
             for ready in select.select([self._listener, self._woken, *self._asking], [], [])[0]:
                 if ready is self._listener:
                     self._asking.add(self._listener.accept()[0])
                 elif ready == self._woken:
-                    self._tell_of_ends()
+                    self._send_exit_codes()
                 elif request := self._fork(ready):
                     return request
-        os._exit(0)  # taking everything that was imported down takes seconds
+        os._exit(0)  # a normal exit would take seconds to remove all modules
 
     def _is_needed(self) -> bool:
         if self._asking or self._forks:
             return True
-        if self._is_found:  # by nobody from now on, and who has found it before is heard
+        if self._is_found:  # no new client finds the socket; one that has connected before is still accepted
             self._is_found = False
             Path(self._listener.getsockname()).unlink(missing_ok=True)
         return bool(select.select([self._listener], [], [], 0)[0])
 
-    def _tell_of_ends(self) -> None:
+    def _send_exit_codes(self) -> None:
         os.read(self._woken, 1 << 10)
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                with self._forks.pop(ended[0]) as asker, suppress(OSError):  # who has asked may have been killed
+                with self._forks.pop(ended[0]) as asker, suppress(OSError):  # the client may have been killed
                     asker.sendall(b"%d" % os.waitstatus_to_exitcode(ended[1]))
 
     def _fork(self, asker: socket.socket) -> _Request | None:
-        """Fork if the asker has not left; the request in the fork, None in this process."""
+        """Fork if the client is still connected. Return the request in the fork, and None in the server."""
         self._asking.remove(asker)
         text, streams, *_ = socket.recv_fds(asker, 1 << 16, 3)
         if not text:
@@ -176,8 +181,8 @@ class _Server:
         return None
 
 
-def _be(what: str, *arguments: str) -> int:
-    """Run a module or a file as an interpreter would that gets these arguments; its exit code."""
+def _run(what: str, *arguments: str) -> int:
+    """Run a module or a file as an interpreter with these arguments would; return its exit code."""
     is_module = what == "-m"
     name, sys.argv = (arguments[0], [*arguments]) if is_module else (what, [what, *arguments])
     try:
@@ -197,8 +202,9 @@ def _be(what: str, *arguments: str) -> int:
 
 
 def _finish(code: int) -> None:
-    """End as Python does, but for taking modules down: that costs ten times as much as a command, since a fork copies
-    whatever it takes down.
+    """End the process without removing its modules.
+
+    Removing them takes ten times as long as a command, because a fork copies each page of memory that it changes.
     """
     if threading.active_count() == 1:
         atexit._run_exitfuncs()
@@ -217,7 +223,7 @@ def main() -> None:
         gc.freeze()  # a fork that collects garbage would copy all of this
         added = {name: value for name, value in os.environ.items() if before.get(name) != value}
         request = _Server(listener).serve()
-    _finish(_be(*request.take_its_place(added)))
+    _finish(_run(*request.adopt(added)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What commands import, for processes whose forks are `kvsim` without the wait for its imports."""
+"""Import the modules of all `kvsim` commands, for a server of `forks`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsim.machines import step_times
 from kvsim.models import find_model
 
 _EXTRA = ("serve",)
-"""Modules of the command line that need what may not be installed."""
+"""Modules of commands that need optional packages."""
 _LIBRARIES = (
     "PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.JpegImagePlugin", "PIL.PngImagePlugin", "PIL.PpmImagePlugin",
     "encodings.ascii", "http.client", "joblib", "joblib.externals.loky.backend.popen_loky_posix", "llvmlite.binding",
@@ -25,11 +25,11 @@ _LIBRARIES = (
     "kvsim.plots.report_page", "kvsim.published", "kvsim.recording.check", "kvsim.recording.parquet",
     "kvsim_tui.app", "kvsim_tui.lessons", "kvsim_tui.saving",
 )  # fmt: skip
-"""What commands import when they are called."""
+"""Modules that commands import only when they run."""
 
 
 def load(*others: str) -> None:
-    """Import what commands import, and `others`, and read what most of them read, for forks of this process."""
+    """Import the modules of all commands, and `others`, and read the files that most commands read."""
     ours = [module.name for module in pkgutil.iter_modules(kvsim.cli.__path__) if module.name not in _EXTRA]
     for module in (*(f"kvsim.cli.{name}" for name in ours), *_LIBRARIES, *others):
         import_module(module)

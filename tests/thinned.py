@@ -1,4 +1,4 @@
-"""Cases of which some run with every change, and all others by ./test -m ''."""
+"""Mark some test cases as slow, so that they run only with `./test -m ''`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def one_of(every: int, cases: Iterable[Any], first: int = 0) -> list[Any]:
-    """Every so many-th of `cases` from the `first` on, and the others as slow ones."""
+    """Return all `cases`. Those at index `first`, `first + every`, ... run with every change; the others are slow."""
     return [
         case if number % every == first else pytest.param(case, marks=pytest.mark.slow)
         for number, case in enumerate(cases)

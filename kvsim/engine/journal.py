@@ -41,8 +41,7 @@ def append_extent(
 ) -> None:
     """Record that a sequence asked for `requested` slots and got `length` slots, from `address` on.
 
-    With a `repeat` above 1, the row stands for several steps: each step adds `length` slots, directly after those of
-    the step before.
+    If `repeat` is above 1, the row is for `repeat` steps. Each step appends `length` slots to the extent.
     """
     if engine.settings.records_memory:
         write(engine, _APPEND, 0, sequence.number - 1, position, address, length, requested, 0, repeat)

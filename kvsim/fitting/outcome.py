@@ -60,7 +60,7 @@ class Outcome:
     output_tokens_per_s: float = np.nan
     """Output tokens per second of all replicas, in the steady part of the run; over the whole run if there is none."""
     steadiness: Steadiness = Steadiness.STEADY
-    """Whether the output rate of an open loop settled, and if not, why not; STEADY for other loads."""
+    """Steadiness of the run; STEADY if `Load.is_judged_steady` is False."""
     num_requests: int = 0
     """Number of simulated requests, repetitions included."""
     requests_per_s: float = np.nan

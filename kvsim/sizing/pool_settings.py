@@ -92,10 +92,9 @@ class PoolSettings:
         share = self.gpu_memory_utilization
         if not 0 < share <= 1:
             raise UsageError(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1.")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_memory_bytes", "num_blocks"):
-            value = getattr(self, name)
-            if value is not None or name.startswith("max"):
-                object.__setattr__(self, name, whole_number(name, value))
+        stated = [name for name in ("kv_memory_bytes", "num_blocks") if getattr(self, name) is not None]
+        for name in ("max_num_seqs", "max_num_batched_tokens", *stated):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
 
 
 def _mla_block_size(gpu: Gpu) -> int | None:

@@ -5,7 +5,7 @@ H200, a step of 40 or 48 sequences of Llama-3-8B takes 2 % longer than steps of 
 recording.
 
 A full table has one entry for sizes up to 4, one for every 8 tokens up to 512, and one for each of `LARGE_SIZES`. In a
-file, a table may end early: the last entry then stands for the rest.
+file, the last entries may be left out. They then equal the last entry that is there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LAST = 16384
 _FIRST_LARGE = _FEW // _GRAIN + 1
 """Index in a full table of the first of `LARGE_SIZES`."""
 NUM_LISTED = _FIRST_LARGE + 1
-"""Number of entries in the shortest valid table of a file, whose last entry stands for all `LARGE_SIZES`."""
+"""Least number of entries of a table in a file. With this number, all `LARGE_SIZES` have the value of the last one."""
 LARGE_SIZES = (*range(_FEW, _MANY, _LARGE_GRAIN), *range(_MANY, _LAST + 1, _MANY))
 """Size in tokens of each entry for sizes of 512 or more. Times between two entries are interpolated linearly."""
 NUM_SIZES = _FIRST_LARGE + len(LARGE_SIZES)

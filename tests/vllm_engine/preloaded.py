@@ -1,4 +1,4 @@
-"""What processes with vLLM's files on their path import, for forks of one that has."""
+"""Import vLLM and the modules that tests use with it, for a server of `forks`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from importlib import import_module
 
 
 def load() -> None:
-    """Import vLLM and, for its engine, kvsim's recorder and what serves workloads."""
-    import_module("kvsim.conformance.vllm_driver")  # first of all that imports vLLM
+    """Import vLLM, kvsim's recorder, and the modules that serve workloads to vLLM's engine."""
+    import_module("kvsim.conformance.vllm_driver")  # must be the first module that imports vLLM
     import_module("kvsim.capture.vllm")
     for name in ("configuration", "engine_process", "fake_model", "telling", "watching"):
         import_module(f"{__package__}.{name}")
