@@ -95,8 +95,13 @@ def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -
 
 
 def print_growth(rows: Sequence[Grown], multiples: Sequence[float]) -> None:
-    """Print a row for each kind of server, cheapest first: how many are needed for each multiple of the load."""
+    """Print a row for each kind of server, cheapest first: how many are needed for each multiple of the load. If no
+    number of servers fits any multiple, print one sentence instead of a table.
+    """
     missing = [f"{times:g}x" for times in multiples if times not in {row.times for row in rows}]
+    if not rows:
+        echo(f"No number of servers that was tried fits {', '.join(missing)}.")
+        return
     note = f"no number of servers that was tried fits {', '.join(missing)}" if missing else ""
     has_price = any(row.price_per_hour is not None for row in rows)
     heads = ["load", "servers", "GPUs", *(["an hour", "a million tokens"] if has_price else []), *_NAMES[:3], "kind"]

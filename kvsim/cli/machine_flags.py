@@ -88,7 +88,7 @@ def limit_notes(flags: Mapping[str, Any], gpu: Gpu, max_model_len: int) -> list[
 
     names, defaults = ("max_num_seqs", "max_num_batched_tokens"), _defaults(flags, gpu).value
     return nearest_words(flags["vllm"] or DEFAULT_RELEASE) + [
-        f"{name} is {value:,}: vLLM adjusts its default of {default:,} to the other limits"
+        f"--{name.replace('_', '-')} is {value:,}: vLLM adjusts its default of {default:,} to the other limits"
         for name, default, value in zip(names, defaults, engine_limits(flags, gpu, max_model_len), strict=True)
         if flags[name] is None and value != default
     ]

@@ -79,9 +79,9 @@ class _HostSlots(NamedTuple):
             raise UsageError(NO_WINDOWS)
         page_bytes = slots.page_size * layers.full_bytes
         num_pages = cache.num_host_pages(slots.num_slots // slots.page_size, page_bytes)
-        why = f"hicache_ratio is {cache.hicache_ratio:g}"
+        why = f"--hicache-ratio is {cache.hicache_ratio:g}"
         if cache.hicache_size:
-            why = f"hicache_size is {cache.hicache_size:g}, in 10^9 bytes"
+            why = f"--hicache-size is {cache.hicache_size:g}, in 10^9 bytes"
         return cls(num_pages * slots.page_size, num_pages * page_bytes, f"{why}; SGLang adds one page")
 
     def rows(self, on_one: str) -> list[tuple[str, str, str, str]]:
@@ -104,7 +104,12 @@ def _slot_rows(slots: SlotBudget, on_one: str) -> list[tuple[str, str, str, str]
         ("one slot", size_words(layers.full_bytes), on_one, "one token in all layers without windows"),
         ("one slot of windows", size_words(layers.window_bytes), on_one, "one token in all layers with windows"),
         *rows,
-        ("slots of windows", f"{slots.num_window_slots:,}", "", f"swa_full_tokens_ratio is {DEFAULT_RATIO:g}"),
+        (
+            "slots of windows",
+            f"{slots.num_window_slots:,}",
+            "",
+            f"SGLang's --swa-full-tokens-ratio is {DEFAULT_RATIO:g}",
+        ),
     ]
 
 

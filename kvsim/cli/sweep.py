@@ -15,7 +15,7 @@ from kvsim.cli.scenario_flags import scenario_options
 from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, overwrite_option, print_json, print_table, progress, seconds
 from kvsim.cli.workload import workload_and_source
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -108,12 +108,12 @@ def command(
 
 
 def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, overwrite: bool) -> None:
-    from kvsim.files.overwriting import check_ending, may_replace
+    from kvsim.files.overwriting import check_ending, may_write
 
     if figure is not None and not vary:
         raise UsageError("--figure draws against the first flag that varies; give --vary, or leave it out.")
     check_ending(output, "a table of runs", ".parquet", "")
-    may_replace(output, "sweep", overwrite=overwrite)
+    may_write(output, "sweep", overwrite=overwrite)
     if figure is not None:
         from kvsim.plots import may_save
 
@@ -202,7 +202,11 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
     if not options:
         raise UsageError(f"--vary {text!r} names no flag that can vary; it should be such as num-blocks=1000,2000.")
     option, name = options[0], str(options[0].name)
-    return name, flag_values(context, option, spelled, values.split(","))
+    found = flag_values(context, option, spelled, words := values.split(","))
+    for number, value in enumerate(found):
+        if value in found[:number]:
+            raise UsageError(f"--vary {shortened(text)} has the value {words[number]} twice; give each value once.")
+    return name, found
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:

@@ -26,7 +26,7 @@ from kvsim.display.text import in_full
 from kvsim.errors import KvsimError, UsageError, WorkerDiedError
 from kvsim.experiments.workers import Backend, Workers, workers
 from kvsim.files.arrow_table import read_table
-from kvsim.files.atomic import unwritable, whole_file
+from kvsim.files.atomic import check_folder, unwritable, whole_file
 from kvsim.files.marks import maker_of
 from kvsim.files.scratch import locked
 from kvsim.memory.waste import SlotState
@@ -155,6 +155,7 @@ def sweep(
     if not points:
         raise UsageError("a sweep needs at least one point.")
     file = Path(table)
+    check_folder(file)
     parts = file.with_name(f"{file.name}.parts")
     with _locked(parts, file):
         by_key = {point.key: point for point in points}
@@ -224,7 +225,7 @@ def _locked(parts: Path, file: Path) -> Iterator[None]:
     """Lock the folder `parts` against other sweeps, and remove it at the end if it is empty."""
     with ExitStack() as stack:
         try:
-            parts.mkdir(parents=True, exist_ok=True)
+            parts.mkdir(exist_ok=True)
             alone = stack.enter_context(locked(parts))
         except OSError as error:
             raise UsageError(f"cannot write {parts}: {error.strerror}; choose a folder that may be written.") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,16 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
 def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
     """Return the error for a file that cannot be written. `reason` is the wording of the operating system."""
     return UsageError(f"cannot write {os.fspath(file)}: {reason}; choose a folder that exists and may be written.")
+
+
+def check_folder(file: str | os.PathLike[str]) -> None:
+    """Check that the folder in which a new file is to be written exists.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    if not Path(file).parent.is_dir():
+        raise unwritable(file, os.strerror(ENOENT))
 
 
 @contextmanager

@@ -15,12 +15,11 @@ import os
 import shlex
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from errno import ENOENT
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvsim.errors import KvsimError, UsageError
-from kvsim.files.atomic import unwritable, whole_folder
+from kvsim.files.atomic import check_folder, whole_folder
 from kvsim.files.contents import META_BYTES, content_of, open_file
 from kvsim.files.identity import FORMAT, LOG, META, TABLES, is_as_written
 from kvsim.files.json_text import parse
@@ -77,8 +76,7 @@ def may_write(path: str | os.PathLike[str], command: str, *, overwrite: bool) ->
         UsageError: the file could not be written.
     """
     may_replace(path, command, overwrite=overwrite)
-    if not Path(path).parent.is_dir():
-        raise unwritable(path, os.strerror(ENOENT))
+    check_folder(path)
 
 
 def check_ending(path: str | os.PathLike[str], what: str, *endings: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _AT_ONCE = 1 << 22
 """Number of characters that are read together. Most objects have fewer."""
 _MOST = 1 << 26
-"""Largest number of characters in one read for an object, so that objects of up to about twice as many can be read."""
+"""Largest number of characters of an object."""
 _CUT_OFF = "the file ends in the middle of a list"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -85,7 +85,7 @@ class _Position:
             except json.JSONDecodeError as error:
                 # The object may continue after the text that was read. Doubling the amount keeps the total time linear.
                 num_letters, wrong_at = 2 * num_letters, error.pos - self._at
-                if num_letters > _MOST:
+                if len(self._text) - self._at > _MOST:
                     raise self.error(f"an object is longer than {_MOST:,} letters, or is no JSON") from error
                 if not self._read_on(num_letters):
                     self._go_to(wrong_at)
@@ -95,6 +95,8 @@ class _Position:
                 raise self.error(f"this is no JSON that can be read: {reason_of(error)}") from error
             except RecursionError as error:
                 raise self.error("this is nested too deeply to be a request") from error
+        if end - self._at > _MOST:
+            raise self.error(f"an object is longer than {_MOST:,} letters")
         if not isinstance(value, dict):
             raise self.error(f"there should be a JSON object, not {json.dumps(value)[:40]}")
         row = SourceRow(path=self._path, line=self._line, fields=value)

@@ -212,11 +212,13 @@ class Model:
     def _check_divides(self, name: str, size: int) -> None:
         if name == "tensor_parallel_size" and self.num_attention_heads % size:
             raise UsageError(
-                f"tensor_parallel_size is {size}; it must divide the {self.num_attention_heads} attention heads of "
+                f"--tensor-parallel-size is {size}; it must divide the {self.num_attention_heads} attention heads of "
                 f"{self.name}."
             )
         if name == "pipeline_parallel_size" and size > self.num_layers:
-            raise UsageError(f"pipeline_parallel_size is {size}; {self.name} has {self.num_layers} layers.")
+            raise UsageError(
+                f"--pipeline-parallel-size is {size}; it must be at most {self.num_layers}, the layers of {self.name}."
+            )
 
     def __repr__(self) -> str:
         size = f"{self.num_layers} layers, {self.num_parameters / 1e9:,.3g} billion parameters"

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from kvsim.display.palette import channels_of
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, reason_of
 from kvsim.files.atomic import whole_file
 from kvsim.files.marks import MARK_BYTES
 from kvsim.memory.waste import SlotState
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from kvsim.plots.film import Film, Reel
 
+_OTHER_FILMS = "a .gif or .html needs no ffmpeg"
 _LIGHT = THEMES["light"]
 _PANEL_PX = {1: 640, 2: 420, 3: 320, 4: 280}
 """Width of each pool in pixels, by the number of pools."""
@@ -46,6 +47,8 @@ _TAKEN = "#ffb300"
 """Colour of a cell whose request has changed since the frame before; the interface has the same colour."""
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
+_ENCODING_S = 60.0
+"""Longest time in seconds for ffmpeg to write an MP4, and one second more for each frame, which takes some 30 ms."""
 
 
 def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
@@ -74,7 +77,7 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
     """Write `film` as an MP4 (H.264) with the ffmpeg on the PATH.
 
     Raises:
-        UsageError: there is no ffmpeg, it fails, or the film takes more than `max_bytes`.
+        UsageError: there is no ffmpeg, it cannot be run, fails or does not end, or the film is larger than `max_bytes`.
     """
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
@@ -88,14 +91,23 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
             "-threads", "1", str(file),
         ]  # fmt: skip
         frames = b"".join(image.convert("RGB").tobytes() for image in frame_images(film))
-        done = subprocess.run(command, input=frames, capture_output=True, check=False)
-        if done.returncode:
-            reason = done.stderr.decode(errors="replace").strip().splitlines()
-            raise UsageError(f"ffmpeg could not write {path}: {reason[-1] if reason else 'it does not say why'}.")
+        _run_ffmpeg(command, frames, path, longest_s=_ENCODING_S + len(film.times_s))
         size = file.stat().st_size + MARK_BYTES
         if size > max_bytes:
             raise UsageError(f"the film takes {size:,} bytes, more than the {max_bytes:,} allowed; show fewer frames.")
     return Path(path)
+
+
+def _run_ffmpeg(command: list[str], frames: bytes, path: str | os.PathLike[str], *, longest_s: float) -> None:
+    try:
+        subprocess.run(command, input=frames, capture_output=True, check=True, timeout=longest_s)
+    except OSError as error:
+        raise UsageError(f"{command[0]} cannot be run: {reason_of(error)}; {_OTHER_FILMS}.") from error
+    except subprocess.TimeoutExpired as error:
+        raise UsageError(f"{command[0]} did not end within {longest_s:g} seconds; {_OTHER_FILMS}.") from error
+    except subprocess.CalledProcessError as error:
+        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["it does not say why"]
+        raise UsageError(f"ffmpeg could not write {path}: {reason[-1][:200]}; {_OTHER_FILMS}.") from error
 
 
 def frame_images(film: Film) -> Iterator[Image.Image]:

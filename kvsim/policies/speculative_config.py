@@ -170,15 +170,18 @@ class SpeculativeConfig:
         method = _method_of(given)
         num_tokens = given.get("num_speculative_tokens")
         if num_tokens is None:
-            raise UsageError("speculative_config should say num_speculative_tokens: kvsim does not load the draft model"
-                             " that vLLM would read it from.")  # fmt: skip
+            raise UsageError(
+                "--speculative-config should say num_speculative_tokens: kvsim does not load the draft model that vLLM "
+                "would read it from."
+            )
         if not 1 <= num_tokens <= MOST_DRAFTS:
             raise UsageError(
                 f"num_speculative_tokens should be at least 1 and at most {MOST_DRAFTS}, not {shortened(num_tokens)}."
             )
         if method in ("eagle", "eagle3", "dflash", "draft_model") and "model" not in given:
             raise UsageError(
-                f"speculative_config should name the model that drafts: vLLM does not start method {method!r} without."
+                "--speculative-config should name the model that drafts: vLLM does not start method "
+                f"{method!r} without."
             )
         return cls(
             method=method,
@@ -222,24 +225,24 @@ def read_config(text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"speculative_config should be a JSON object in quotes: {error}.") from error
+        raise UsageError(f"--speculative-config should be a JSON object in quotes: {error}.") from error
     if not isinstance(document, dict):
-        raise UsageError(f"speculative_config should be a JSON object, not {shortened(text)}.")
+        raise UsageError(f"--speculative-config should be a JSON object, not {shortened(text)}.")
     return document
 
 
 def _check_keys(document: Mapping[str, Any]) -> None:
     if "tensor_parallel_size" in document:
-        raise UsageError("speculative_config takes draft_tensor_parallel_size, not tensor_parallel_size.")
+        raise UsageError("--speculative-config takes draft_tensor_parallel_size, not tensor_parallel_size.")
     for name, value in document.items():
         if name not in _SIMULATED and name not in _WITHOUT_EFFECT:
-            raise UnknownNameError("key of speculative_config", str(name), [*_SIMULATED, *_WITHOUT_EFFECT])
+            raise UnknownNameError("key of --speculative-config", str(name), [*_SIMULATED, *_WITHOUT_EFFECT])
         kind: Any = _SIMULATED.get(name)
         kinds = (list, tuple) if kind is list else (int, float) if kind is float else (kind,)
         # A bool is an int in Python, and no number here.
         has_type = kind is None or (isinstance(value, kinds) and (kind is bool or not isinstance(value, bool)))
         if value is not None and not has_type:
-            raise UsageError(f"{name} of speculative_config should be {kind.__name__}, not {shortened(value)}.")
+            raise UsageError(f"{name} of --speculative-config should be {kind.__name__}, not {shortened(value)}.")
 
 
 def _method_of(given: Mapping[str, Any]) -> str:

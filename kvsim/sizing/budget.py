@@ -177,7 +177,7 @@ class _StageBudget(NamedTuple):
     weights: tuple[BudgetTerm, ...]
     weight_limit_bytes: int
     limited_by: str
-    """Cause of the limit, for an error message: "gpu_memory_utilization" or "the KV cache"."""
+    """Cause of the limit, for an error message: "--gpu-memory-utilization" or "the KV cache"."""
 
 
 def _with_stated_pool(
@@ -209,7 +209,7 @@ def _with_estimated_pool(
     for layers in pipeline_stages(model.num_layers, model.pipeline_parallel_size):
         weights = (*weight_terms(model, layers), *additions)
         terms = (*allowance, *weights, *overhead_terms(model, settings, layers))
-        stages.append(_StageBudget(terms, weights, limit_bytes, "gpu_memory_utilization"))
+        stages.append(_StageBudget(terms, weights, limit_bytes, "--gpu-memory-utilization"))
     return stages
 
 

@@ -33,7 +33,7 @@ def allowance_terms(gpu: Gpu, utilization: float) -> tuple[BudgetTerm, BudgetTer
     requested = math.ceil(gpu.memory_bytes * utilization)
     return (
         BudgetTerm("GPU memory", gpu.memory_bytes, f"what the driver reports for {gpu.name}"),
-        BudgetTerm("left to others", requested - gpu.memory_bytes, f"gpu_memory_utilization is {utilization:g}"),
+        BudgetTerm("left to others", requested - gpu.memory_bytes, f"--gpu-memory-utilization is {utilization:g}"),
     )
 
 

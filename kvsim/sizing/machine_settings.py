@@ -38,14 +38,15 @@ class MachineSettings:
         unit="GPU",
         shown="the recording's, or H200",
     )
-    tensor_parallel_size: int | None = setting(None, "Tensor-parallel size.", unit="N", shown="1")
-    pipeline_parallel_size: int | None = setting(None, "Pipeline-parallel size.", unit="N", shown="1")
+    tensor_parallel_size: int | None = setting(None, "Tensor-parallel size.", unit="N", shown="1", at_least=1)
+    pipeline_parallel_size: int | None = setting(None, "Pipeline-parallel size.", unit="N", shown="1", at_least=1)
     data_parallel_size: int | None = setting(
         None,
         "Data-parallel size: number of ranks, each with its own scheduler and cache. Ranks of a mixture of experts "
         "share the experts.",
         unit="N",
         shown="1",
+        at_least=1,
     )
     enable_expert_parallel: bool = setting(False, "Put whole experts on each GPU, not a part of every expert.")
     decode_context_parallel_size: int | None = setting(
@@ -55,6 +56,7 @@ class MachineSettings:
         "-dcp",
         unit="N",
         shown="1",
+        at_least=1,
     )
     quantization: str | None = setting(
         None, "Type of the weights: none, fp8, awq, gptq, mxfp4 and others.", unit="METHOD", shown="the model's"
@@ -80,7 +82,7 @@ class MachineSettings:
         at_most=1 << 40,
     )
     gpu_memory_utilization: float | None = setting(
-        None, "Share of the GPU's memory that vLLM may use.", unit="SHARE", shown="0.92"
+        None, "Share of the GPU's memory that vLLM may use.", unit="SHARE", shown="0.92", above=0, at_most=1
     )
     mem_fraction_static: float | None = setting(
         None,

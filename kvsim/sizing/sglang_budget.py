@@ -182,7 +182,7 @@ def plan_slots(
         *weight_terms(model, range(model.num_layers)),
         BudgetTerm(
             "left to all else", -left,
-            f"mem_fraction_static is {fraction:g}{stated}: of {before / GIB:.2f} GiB that are free before the weights",
+            f"--mem-fraction-static is {fraction:g}{stated}: of {before / GIB:.2f} GiB, free before the weights",
         ),
     )  # fmt: skip
     layers = PoolBytes.of(model)

@@ -17,7 +17,7 @@ from kvsim.errors import MissingExtraError, UsageError
     [
         (["--max-loras", "2"], "give --enable-lora, too"),
         (["--adapters", "3", "--num-requests", "4"], "requests name adapters; give --enable-lora"),
-        (["--speculative-config", "ngram"], "speculative_config should be a JSON object"),
+        (["--speculative-config", "ngram"], "--speculative-config should be a JSON object"),
         (["--images", "1@640x480", "--prompt-tokens", "64"], "start it with KVSIM_RECORD=FOLDER and --scheduler-cls"),
     ],
 )

@@ -57,6 +57,13 @@ def test_a_growing_load_needs_more_servers(type_command: Run) -> None:
     assert "the fewest servers for a growing load, cheapest kinds first" in said
 
 
+def test_a_growing_load_that_no_number_of_servers_fits_has_a_sentence_and_no_table(type_command: Run) -> None:
+    code, said, _ = type_command(*SMALL, "--points", "0", "--load", "0.5x..1.5x", "--ttft-p99", "0.0001")
+    assert code == 0
+    assert said.splitlines()[-1] == "No number of servers that was tried fits 0.5x, 0.833x, 1.167x, 1.5x."
+    assert "the fewest servers" not in said
+
+
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [

@@ -144,12 +144,12 @@ class TestRecordings:
         (
             ("run", "--gpu-memory-utilization", "nan"),
             2,
-            "gpu_memory_utilization is nan; it must be above 0 and at most 1.",
+            "--gpu-memory-utilization should be above 0, not nan.",
         ),
         (
             ("run", "--gpu-memory-utilization", "1.5"),
             2,
-            "gpu_memory_utilization is 1.5; it must be above 0 and at most 1.",
+            "--gpu-memory-utilization should be at most 1, not 1.5.",
         ),
         (
             ("run", "--kv-gib", "1", "--num-blocks", "5"),
@@ -252,6 +252,8 @@ class TestRecordings:
             2,
             "--num-blocks is given twice",
         ),
+        (("sweep", "--vary", "num-blocks=9,8,09", "-o", "t.parquet"), 2, "=9,8,09' has the value 09 twice; give each"),
+        (("sweep", "--vary", "num-blocks=9,8", "-o", "no/t.parquet"), 2, "cannot write no/t.parquet: No such file or"),
         (("sweep", "--num-blocks", "7", "--vary", "num-blocks=9", "-o", "t.parquet"), 2, "--num-blocks is given twice"),
         (("sweep", "--scheduler", "a:1", "-o", "t.parquet"), 2, "give --backend dask or ray as well"),
         (("size", "--list", "--model", "opt-125m"), 2, "--model has no effect with --list; leave one out."),
@@ -330,8 +332,16 @@ class TestRecordings:
         (("size", *MACHINE, "--kv-gib", "-1"), 2, "--kv-gib should be above 0, not -1.0."),
         (("size", *MACHINE, "--block-size", "0"), 2, "--block-size should be at least 1, not 0."),
         (("size", *MACHINE, "--tokens", "0"), 2, "--tokens should be at least 1, not 0."),
-        (("size", *MACHINE, "--tensor-parallel-size", "0"), 2, "tensor_parallel_size is 0"),
-        (("size", *MACHINE, "--gpu-memory-utilization", "nan"), 2, "gpu_memory_utilization is nan"),
+        (("size", *MACHINE, "--tensor-parallel-size", "0"), 2, "--tensor-parallel-size should be at least 1"),
+        (("size", *MACHINE, "--tensor-parallel-size", "3"), 2, "--tensor-parallel-size is 3; it must divide the 32"),
+        (("size", *MACHINE, "--pipeline-parallel-size", "99"), 2, "--pipeline-parallel-size is 99; it must be at most"),
+        (("size", *MACHINE, "--data-parallel-size", "0"), 2, "--data-parallel-size should be at least 1"),
+        (("size", *MACHINE, "--speculative-config", "{}"), 2, "--speculative-config should say num_spec"),
+        (
+            ("size", *MACHINE, "--gpu-memory-utilization", "nan"),
+            2,
+            "--gpu-memory-utilization should be above 0, not nan",
+        ),
         (
             ("size", "--model", "Meta-Llama-3-8B", "--gpu", "T4", "--json"),
             1,

@@ -125,11 +125,11 @@ def test_a_file_that_cannot_be_right_is_refused_by_its_line(tmp_path: Path, text
         ({"method": "ngram"}, "should say num_speculative_tokens"),
         (
             {"method": "ngram", "num_speculative_tokens": 2, "tokens": 1},
-            "there is no key of speculative_config 'tokens'",
+            "there is no key of --speculative-config 'tokens'",
         ),
         (
             {"method": "ngram", "num_speculative_tokens": "2"},
-            "num_speculative_tokens of speculative_config should be int",
+            "num_speculative_tokens of --speculative-config should be int",
         ),
         ({"method": "dspark", "num_speculative_tokens": 2}, "does not follow drafts of the method 'dspark'"),
         ({"method": "ngram", "num_speculative_tokens": 2, "tensor_parallel_size": 1}, "draft_tensor_parallel_size"),

@@ -250,6 +250,17 @@ def test_a_broken_entry_is_named_with_its_line(put: Put) -> None:
         read_workload(put(broken))
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_limit_for_an_object_is_exact(put: Put, monkeypatch: pytest.MonkeyPatch, *, whole: bool) -> None:
+    monkeypatch.setattr("kvsim.importers.json_list._AT_ONCE", 40)
+    longest, longer = ('{"a": "%s"}' % ("x" * (length - 9)) for length in (200, 201))
+    monkeypatch.setattr("kvsim.importers.json_list._MOST", 200)
+    assert len(list(entries(TextSource.open(put(f"[{longest}, {longest}]"))))) == 2
+    cut = longer if whole else longer[:-1] + "x" * 400
+    with pytest.raises(WorkloadError, match="line 1: an object is longer than 200 letters"):
+        list(entries(TextSource.open(put(f"[{longest}, {cut}]"))))
+
+
 @pytest.mark.parametrize("text", ["[]", " [\n ] \n"])
 def test_an_empty_list_has_no_entries(put: Put, text: str) -> None:
     assert not list(entries(TextSource.open(put(text))))

@@ -18,7 +18,7 @@ from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UsageError
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste
-from kvsim.plots import film_of
+from kvsim.plots import film_of, film_picture
 from kvsim.plots.colors import THEMES
 from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import frame_images, write_gif, write_mp4
@@ -154,8 +154,27 @@ def test_an_mp4_needs_ffmpeg(by_hand: Recording, tmp_path: Path, monkeypatch: py
         write_mp4(film, tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
     (tmp_path / "ffmpeg").write_text("#!/bin/sh\necho broken codec >&2\nexit 3\n")
     (tmp_path / "ffmpeg").chmod(0o755)
-    with pytest.raises(UsageError, match=r"ffmpeg could not write .*a\.mp4: broken codec\."):
+    with pytest.raises(UsageError, match=r"ffmpeg could not write .*a\.mp4: broken codec; a \.gif or \.html needs no"):
         write_mp4(film, tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
+    assert [path.name for path in tmp_path.iterdir()] == ["ffmpeg"]
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        ("no program", "ffmpeg cannot be run: "),
+        ("#!/bin/sh\nexec /bin/sleep 60\n", "ffmpeg did not end within 4 seconds; "),
+    ],
+)
+def test_an_ffmpeg_that_does_not_start_or_end_is_a_sentence(
+    by_hand: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, sentence: str
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(film_picture, "_ENCODING_S", 1.0)
+    (tmp_path / "ffmpeg").write_text(script)
+    (tmp_path / "ffmpeg").chmod(0o755)
+    with pytest.raises(UsageError, match=rf"{sentence}.*a \.gif or \.html needs no ffmpeg"):
+        write_mp4(film_of([by_hand], num_frames=3), tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
     assert [path.name for path in tmp_path.iterdir()] == ["ffmpeg"]
 
 
