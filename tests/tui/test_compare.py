@@ -125,7 +125,7 @@ async def test_the_gap_is_on_the_screen(comparison: ComparedRuns) -> None:
         await pilot.pause()
         text = screen_text(app)
         assert re.search(r"served +█+ +100%", text)
-        assert re.search(r"tokens/s +\d+ in the whole run", text)
+        assert re.search(r"tokens/s +\d+ over the run", text)
         assert re.search(r"done +after", text)
         assert text.count("1 refused") == 3
         assert re.search(r"in all +[^ ]+ m?s, ×\d", text)

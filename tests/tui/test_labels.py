@@ -26,6 +26,7 @@ from kvsim_tui.pool.labels import longest_name, names_every_line
 from kvsim_tui.pool.levels import levels
 from kvsim_tui.pool.line_lengths import LineLengths
 from kvsim_tui.pool.paint import OWNER, ColorBy, paint_colors
+from kvsim_tui.pool.tiling import Detail
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +125,19 @@ def test_the_cursor_is_not_written_over(tiny: Recording) -> None:
     canvas.cursor = 0
     marked = canvas.draw(0, 4)
     assert (plain != marked).sum() >= 4
+
+
+def test_the_cursor_is_a_mark_of_its_own_at_every_level(shipped: Callable[[str], Recording]) -> None:
+    replay, brush = Session(shipped("paged"), at_s=8.0).replay, Brush(COLOR)
+    seen = set()
+    sizes = ((84, 20), (34, 24), (80, 8))
+    for tiling in (at for size in sizes for at in levels(replay.num_units, 16, *size, stride=None, half_blocks=True)):
+        canvas = Canvas(replay, tiling, half_blocks=True)
+        canvas.cursor = 400
+        x, y = canvas.place_of(400)
+        assert "■" in [brush[key][0] for key in canvas.draw(y, 1)[0, x : x + max(tiling.wide, 1)].tolist()]
+        seen.add(tiling.detail)
+    assert {Detail.MIX, Detail.PART, Detail.HALF} <= seen
 
 
 def test_rows_that_share_a_character_are_above_each_other() -> None:

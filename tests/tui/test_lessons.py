@@ -890,7 +890,7 @@ def test_a_caption_without_a_drawing_shows_what_each_request_holds(guided: Calla
     }
     assert sorted(held) == ["A", "B"]
     for line in lines[:2]:
-        assert f" {held[line[0]]} blocks " in line
+        assert f" {held[line[0]]} of 20 blocks " in line
     assert lines[2].split() == ["C", "waits"]
     lesson = guided("7")
     lesson.show(lesson.captions[3].frame)

@@ -105,7 +105,7 @@ def test_generations_of_a_block(pressure: Recording) -> None:
     session.player.go_to_frame(taken[2].begin_frame)
     assert unit_heading(session, unit) == "block 130"
     story = dict(unit_story(session, unit, 3))
-    assert story["filled"] == f"{taken[2].generation} of {len(appended)} times"
+    assert story["allocated"] == f"{taken[2].generation} so far, {len(appended)} in all"
     assert story["before"].startswith(session.request_name(taken[0].request))
 
 

@@ -19,10 +19,10 @@ from kvsim.plots.style import STATE_LABELS
 from kvsim.replay import Replay
 from kvsim_tui.look.states import ASCII, COLOR, DARK, GLYPHS, LIGHT, STACK, Palette, Symbols
 from kvsim_tui.pool.paint import (
-    CURSOR,
     DIM,
     FOLLOWED,
     FOLLOWED_SHARED,
+    LOADING_HUED,
     NEXT,
     OWNER,
     PARTLY,
@@ -89,8 +89,8 @@ def test_explanations_fit_the_legend() -> None:
 
 def test_shade_is_nearer_to_the_background() -> None:
     dark, light = paint_colors(DARK), paint_colors(LIGHT)
-    assert luma(dark[DIM + CURSOR]) < luma(dark[CURSOR]) * 0.6
-    assert luma(light[DIM + CURSOR]) > luma("#ffffff") / 2
+    assert luma(dark[DIM + LOADING_HUED]) < luma(dark[LOADING_HUED]) * 0.6
+    assert luma(light[DIM + LOADING_HUED]) > luma("#ffffff") / 2
 
 
 def _hue_degrees(color: str) -> float:

@@ -26,6 +26,7 @@ MAX_CHANGES: Final = 24
 _COLUMNS: Final = ("", "tokens/s", "TTFT p99", "TPOT p99", "preempted/min")
 _ENOUGH: Final = "Enough: hardly any request is preempted, and hardly any waits."
 _TERMS: Final = "TTFT: first token, TPOT: each further one; p99: 99 of 100 are faster."
+_WATERMARK: Final = "Watermark: the share of the pool that an admission must leave free."
 _SIMULATED: Final = "Simulations replay the same requests; kvsim diagnose says how sure they are."
 
 
@@ -53,8 +54,9 @@ class RemediesScreen(Page):
         if not found.remedies:
             return Group(verdict, "", "No change that was tried would help.", "", found.cause)
         command = Text.assemble(("First remedy: ", "bold"), found.remedies[0].change.server.command())
+        terms = [_TERMS] + [_WATERMARK] * any("watermark" in each.change.words for each in found.remedies)
         # The cause comes last, because a low screen shows the first lines alone.
-        return Group(verdict, self._table(), _ENOUGH, _TERMS, command, *self._price(), "", found.cause, "", _SIMULATED)
+        return Group(verdict, self._table(), *self._price(), _ENOUGH, command, *terms, "", found.cause, "", _SIMULATED)
 
     def _price(self) -> tuple[str, ...]:
         pool = self._diagnosis.recording.meta.pool
@@ -62,7 +64,7 @@ class RemediesScreen(Page):
         if not isinstance(blocks, int) or pool.num_units is None or blocks <= pool.num_units + pool.first_unit:
             return ()
         now, then = bytes_text(pool.num_bytes), bytes_text(blocks * pool.bytes_per_unit)
-        return (f"It takes {then} for KV instead of {now}, which the GPU must have.",)
+        return (f"The larger pool takes {then} instead of {now} of GPU memory.",)
 
     def _table(self) -> Table:
         found = self._diagnosis

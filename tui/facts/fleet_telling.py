@@ -58,7 +58,11 @@ def beside_pool(fleet: FleetServers, server: FleetServer, now: ServerNow, room: 
     They are about transfers, the queue, and tokens and preemptions from the beginning of the run to the clock.
     """
     clock_s = fleet.player.clock_s
-    names, line = server.ids[server.queue(clock_s)[: room // 3]].tolist() if now.waiting else [], "first in line:"
+    step, names = (
+        server.step_at(clock_s),
+        server.ids[server.queue(clock_s)[: room // 3]].tolist() if now.waiting else [],
+    )
+    line = "then in line:" if step is not None and _num_preempted(server, step) else "first in line:"
     for name in names:
         if len(line) + len(name) + 1 > room:
             break
@@ -114,15 +118,13 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
     """
     steps, pool, queue = server.steps, server.meta.pool, server.queue(time_s)
     free = int(steps.free_units[step])
-    # Preempted requests wait before those that were never scheduled; which ones they are is in no table that is read.
-    preempted = int(steps.waiting[step]) - len(server.queue(float(steps.start_s[step])))
-    if preempted > 0:
-        blocks = f"{free:,} {'block' if pool.unit_tokens > 1 else 'slot'}s free"
-        verb = "is" if preempted == 1 else "are"
-        return (
-            f"{plural(preempted, 'preempted request')} {verb} first, {blocks}",
-            f"preempted one first, {blocks}" if preempted == 1 else f"{preempted:,} preempted first, {blocks}",
-        )
+    which = "free or cached" if server.meta.prefix_caching else "free"
+    preempted = _num_preempted(server, step)
+    if preempted:
+        blocks = f"{free:,} {'block' if pool.unit_tokens > 1 else 'slot'}s {which}"
+        verb = "waits" if preempted == 1 else "wait"
+        first = f"{plural(preempted, 'preempted request')} {verb} first"
+        return f"{first}, {blocks}", f"{first}, {free:,} free", f"{preempted:,} preempted {verb} first, {free:,} free"
     if not len(queue) or len(pool.groups) > 1 or pool.unit_tokens == 1:
         return ()
     name = str(server.ids[queue[0]])
@@ -132,8 +134,15 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
     need = -(-int(server.requests.prompt_tokens[queue[0]]) // pool.unit_tokens)
     if need <= free:
         return ()
-    which = ("free or cached", "free") if server.meta.prefix_caching else ("free",)
-    return tuple(needs(name, need, "block", f"{free:,} {each}")[0] for each in which)
+    return tuple(needs(name, need, "block", f"{free:,} {each}")[0] for each in (which, "free"))
+
+
+def _num_preempted(server: FleetServer, step: int) -> int:
+    """Return the number of waiting requests that were preempted, which wait before those that were never scheduled.
+
+    Which requests they are is in no table that is read.
+    """
+    return int(server.steps.waiting[step]) - len(server.queue(float(server.steps.start_s[step])))
 
 
 def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: int) -> str:

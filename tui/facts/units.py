@@ -92,7 +92,7 @@ def unit_story(session: Session, unit: int, num_stays: int) -> list[tuple[str, s
         lines.append(("before", f"{session.request_name(stay.request)}, {since} {end}"))
     if past and replay.unit_tokens > 1 and not session.before.num_summary_frames:
         so_far, in_all = past[-1].generation, session.stays(unit)[-1].generation
-        lines.append(("filled", f"{so_far:,} of {in_all:,} times"))
+        lines.append(("allocated", f"{so_far:,} so far, {in_all:,} in all"))
     return lines
 
 

@@ -87,7 +87,11 @@ def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str,
     longest = int(free_extent_lengths(session.replay).max(initial=0))
     if need <= longest:
         return unknown
-    return (f"{name} needs {need:,} {unit}s in a row, {longest:,} free", f"needs {need:,} in a row, {longest:,} free")
+    return (
+        f"{name} needs {need:,} contiguous {unit}s, {longest:,} free",
+        f"{name} needs {need:,} contiguous, {longest:,} free",
+        f"needs {need:,} contiguous, {longest:,} free",
+    )
 
 
 def _no_room_for_answer(session: Session) -> tuple[str, ...]:
@@ -125,12 +129,13 @@ def _num_tokens_left_to_answer(session: Session, request: int, most: int) -> int
     return min(max(int(session.recording.requests.max_tokens[request]) - session.num_output_tokens(request), 0), most)
 
 
-def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str]:
-    """Return two texts on the number of units that a request needs, with and without its `name`.
+def needs(name: str, need: int, unit: str, free: str) -> tuple[str, str, str]:
+    """Return three texts on the number of units that a request needs: whole, without `unit`, and without its `name`.
 
     `free` are words on how many are free.
     """
-    return f"{name} needs {plural(need, unit)}, {free}", f"needs {plural(need, unit)}, {free}"
+    units = plural(need, unit)
+    return f"{name} needs {units}, {free}", f"{name} needs {need:,}, {free}", f"needs {units}, {free}"
 
 
 def units_needed(session: Session, request: int) -> int | None:

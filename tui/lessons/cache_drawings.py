@@ -130,7 +130,8 @@ def found_prompt(
         num_found, size = int(requests.cached_tokens[row]), int(requests.prompt_tokens[row])
         unit = session.replay.unit_tokens
         place = [column * size // room for column in range(room + 1)]
-        is_edge = [unit > 1 and place[column] // unit < place[column + 1] // unit for column in range(room)]
+        is_edge = [unit > 1 and place[column] // unit < place[column + 1] // unit for column in range(room - 1)]
+        is_edge.append(False)  # bars of the same prompt end at the same column
         split = round(num_found / size * room)
         words = f" {num_found} found, {size - num_found} computed"
         line = [

@@ -86,7 +86,7 @@ _COSTS: Final = {
 }
 _LABEL: Final = 19
 _RUNG: Final = 26
-_COUNT: Final = 14
+_COUNT: Final = 20
 _VALUE: Final = 21
 """Width in characters of the text behind a bar, in the drawing of memory."""
 _FIGURE_NAME_WIDTH, _FLEET_NAME_WIDTH = 26, 17
@@ -122,20 +122,20 @@ def _written_words(written: int, num_slots: int) -> str:
 
 
 def holders(session: Session, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw a bar for each request that holds memory, the largest first, then name waiting requests.
+    """Draw the share of the pool of each request that holds memory, the largest first, then name waiting requests.
 
     If there are more than `height` holders, the last line is about all that do not fit.
     """
     pen, replay = Pen(symbols), session.replay
     owners = [owner for group in holdings(session) for owner in group.owners]
     owners.sort(key=lambda owner: -owner.num_units)
-    most = max((owner.num_units for owner in owners), default=1)
+    pool = plural(replay.num_units, session.unit_name)
     room = max(width - _LABEL - _COUNT - 1, 8)
     lines: Lines = []
     for owner in owners[: height - (len(owners) > height)]:
         color = paint_colors(symbols.palette)[paint_of(session, owner.request)]
-        bar = pen.bar(owner.num_units / most, room, color)
-        words = plural(owner.num_units, session.unit_name).rjust(_COUNT)
+        bar = pen.bar(owner.num_units / replay.num_units, room, color)
+        words = f"{owner.num_units:,} of {pool}".rjust(_COUNT)
         name = session.request_name(owner.request)[: _LABEL - 1].ljust(_LABEL)
         lines.append([pen.text(name), pen.text(f"{words} "), bar])
     if rest := owners[len(lines) :]:

@@ -121,8 +121,7 @@ def _held_over_steps(result: DraftResult, most: int, room: int, num_lines: int, 
     lines: Lines = []
     for row, eighths in enumerate(columns(values, session.capacity, num_lines).tolist()):
         text = "".join(pen.symbols.up[each] for each in eighths)
-        cell = text[out : out + 1]
-        mark = Segment(cell if cell.strip() else "|" if pen.symbols.ascii else "│", Style(color=alarm))
+        mark = Segment(pen.symbols.up[-1], Style(color=alarm))
         words = f"  held, of {session.replay.num_units} blocks" if not row else ""
         before, after = (Segment(part, Style(color=token)) for part in (text[:out], text[out + 1 :]))
         lines.append([pen.text(words.ljust(_DRAFTS), weak=True), before, mark, after])

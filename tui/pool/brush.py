@@ -15,7 +15,7 @@ from kvsim.display.palette import mixed
 from kvsim.memory.waste import SlotState
 
 from ..look.states import ink_on
-from .paint import CURSOR, DIM, EMPTY, paint_colors, paint_glyphs
+from .paint import DIM, EMPTY, paint_colors, paint_glyphs
 
 if TYPE_CHECKING:
     from rich.style import Style as RichStyle
@@ -115,8 +115,8 @@ def text_keys(text: str, under: KeyArray) -> KeyArray:
     paint = np.where(mostly_second, second, first)
     if len(paint):
         paint = np.full_like(paint, np.bincount(paint).argmax())
-    taken = ((under & _REVERSE) > 0) | ((shape == HALF) & ((first == CURSOR) | (second == CURSOR)))
-    return np.where(taken & (under < _TEXT), under, _TEXT | (letters << 8) | paint).astype(np.int32)
+    taken = ((under & _REVERSE) > 0) & (under < _TEXT)
+    return np.where(taken, under, _TEXT | (letters << 8) | paint).astype(np.int32)
 
 
 def strong(keys: KeyArray) -> KeyArray:

@@ -24,7 +24,7 @@ from .cell_shapes import (
 )
 from .cells import Cells
 from .labels import names_every_line, write_names
-from .paint import CURSOR, DIM, EMPTY, ColorBy
+from .paint import DIM, EMPTY, ColorBy
 from .picture import DrawnUnits, Paints, dimmed, with_one_owner_lit
 from .slots import paints_of_slots
 from .tiling import Detail, Tiling
@@ -153,11 +153,14 @@ class Canvas:
         return int(units[0]) if len(units) else None
 
     def place_of(self, unit: int) -> tuple[int, int]:
-        """Return the column and the line of characters at which the cell of `unit` begins."""
-        row, column = divmod(self._cell(unit), self.tiling.columns)
-        return self.tiling.margin + int(self.tiling.column_edges[column]), int(
-            self.tiling.row_edges[row]
-        ) // self.lines_per_character
+        """Return the column and the line of characters at which the cell of `unit` begins.
+
+        For a cell narrower than a character, return the character that has its middle.
+        """
+        tiling = self.tiling
+        row, column = divmod(self._cell(unit), tiling.columns)
+        x = (2 * column + 1) * tiling.eighths // (2 * EIGHTHS) if tiling.eighths else int(tiling.column_edges[column])
+        return tiling.margin + x, int(tiling.row_edges[row]) // self.lines_per_character
 
     def moved(self, unit: int, right: int, down: int) -> int:
         """Return the first unit of the cell that is `right` columns and `down` rows from the cell of `unit`.
@@ -207,6 +210,10 @@ class Canvas:
         picture = half_keys(lines.astype(np.uint8)) if per_character == 2 else lines
         if tiling.margin:
             picture = np.pad(picture, ((0, 0), (tiling.margin, 0)), constant_values=BLANK)
+        if self.cursor is not None and tiling.detail in (Detail.PART, Detail.HALF):
+            x, y = self.place_of(self.cursor)
+            if 0 <= y - top < len(picture):
+                picture[y - top, x] = reverse(picture[y - top, x])
         write_names(
             picture,
             top,
@@ -259,8 +266,7 @@ class Canvas:
         """Return the paint of each cell, for levels of detail at which a cell is one unit in one paint."""
         paints = dimmed(self._paints.whole[np.minimum(cells, self.tiling.num_units - 1)], self._lit(cells))
         paints[cells >= self.tiling.num_units] = EMPTY
-        # Beside shared units, which are bright, a bright cursor could hardly be seen.
-        paints[self._at_cursor(cells)] = EMPTY if self.colors_only_followed else CURSOR
+        paints[self._at_cursor(cells)] = EMPTY  # one of its characters shows the cursor, see `draw`
         return paints
 
     def _fill(self, cells: IndexArray) -> KeyArray:

@@ -12,7 +12,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.replay.unfolding import NO_OWNER
 
 from .brush import GLYPH, half_keys, keys_of
-from .paint import CURSOR, EMPTY, KEPT, OWNER, UnitChange
+from .paint import EMPTY, KEPT, LOADING_HUED, OWNER, UnitChange
 
 if TYPE_CHECKING:
     from kvsim.replay.host_memory import BoolArray, HostSlots
@@ -24,11 +24,6 @@ STORING: Final = int(UnitChange.TAKEN)
 """Paint of a host block that GPU blocks are being copied to, for maps without colours."""
 LOADING: Final = int(UnitChange.HIT)
 """Paint of a host block that is being copied back to the GPU, for maps without colours."""
-_LOADING_HUED: Final = CURSOR
-"""Paint of a host block that is being copied back to the GPU, for maps in colours.
-
-It is not green, which is the colour of cached memory.
-"""
 OVERWRITTEN: Final = int(UnitChange.EVICTED)
 """Paint of a host block whose previous content was evicted in this step."""
 _MOST_OWNERS_NAMED: Final = 6
@@ -142,7 +137,7 @@ def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
     paints = np.where(slots.owner == NO_OWNER, int(SlotState.FREE), OWNER + hue)
     paints = np.where(masks[HostBlockState.STORING], KEPT + hue if hued else STORING, paints)
     for which, paint in (
-        (HostBlockState.LOADING, _LOADING_HUED if hued else LOADING),
+        (HostBlockState.LOADING, LOADING_HUED if hued else LOADING),
         (HostBlockState.OVERWRITTEN, OVERWRITTEN),
     ):
         paints[masks[which]] = paint
@@ -159,7 +154,7 @@ def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
         rank[paint] = order
     rank[OWNER : OWNER + NUM_HUES] = 2
     rank[KEPT : KEPT + NUM_HUES] = 3
-    for order, paint in enumerate((STORING, OVERWRITTEN, LOADING, _LOADING_HUED), start=3):
+    for order, paint in enumerate((STORING, OVERWRITTEN, LOADING, LOADING_HUED), start=3):
         rank[paint] = order
     padded = np.full(num_cells * together, EMPTY, np.uint8)
     padded[: len(paints)] = paints

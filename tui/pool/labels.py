@@ -121,7 +121,8 @@ def _lines_for_names(tiling: Tiling, rows: IndexArray) -> tuple[IndexArray, Inde
     """
     per_character = 2 if tiling.detail is Detail.HALF else 1
     first = -(-tiling.row_edges[rows] // per_character)
-    return first, (tiling.row_edges[rows + 1] - (tiling.tall >= 2)) // per_character - 1
+    has_gap = tiling.tall > per_character  # below the row
+    return first, (tiling.row_edges[rows + 1] - has_gap) // per_character - 1
 
 
 def _count_holders(picture: KeyArray, top: int, cells: IndexArray, tiling: Tiling, replay: Replay) -> None:
@@ -172,7 +173,8 @@ def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArr
         units = row[row < tiling.num_units].tolist()
         for column, unit in enumerate(units):
             whole = _holder_words(replay, unit) if tiling.label else ""
-            name = whole if len(whole) <= room else whole.rpartition("+")[0]
+            name, _, others = whole.rpartition("+")
+            name = whole if len(whole) <= room else f"+{others}" if len(others) < room else name
             begin = tiling.margin + int(tiling.column_edges[column])
             if room > 1 or not is_divided(int(line[begin])):
                 _write(name, line[begin : begin + room])

@@ -52,10 +52,11 @@ _SHORTER: Final = (
     (" alone in colour", " in colour"),
     ("tokens of others", "others"),
     ("its shared blocks", "its shared"),
+    ("next to be allocated", "allocated next"),
     ("partly written", "partly"),
-    ("next to be allocated", "next"),
+    ("allocated next", "next"),
 )
-"""Words of entries, each with a shorter form for narrow legends."""
+"""Words of entries, each with a shorter form. Narrow legends shorten as many as they must, from the first on."""
 
 
 def legend_entries(
@@ -94,16 +95,10 @@ def legend_entries(
     tokens = (int(SlotState.TOKEN),)
     if bars and all(paints != tokens for paints, _ in entries) and _is_shown(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
-    for words in (", which holds most", ", saves "):
-        if not _fit_into_lines(entries, room, num_lines):
-            entries = [(paints, text.partition(words)[0]) for paints, text in entries]
-    if not _fit_into_lines(entries, room, num_lines):
-        entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
-    if not _fit_into_lines(entries, room, num_lines):
-        entries = [(paints, _in_short(text)) for paints, text in entries]
-    found = list[list[Segment]]()
+    entries = _shortened(entries, room, num_lines)
+    gap, found = "  " if _fit_into_lines(entries, room, num_lines) else " ", list[list[Segment]]()
     for paints, text in entries:
-        segments = [Segment("  ", style)] if found else []
+        segments = [Segment(gap, style)] if found else []
         for paint in paints:
             sample = paint_swatch(paint, symbols)
             segments.append(Segment(sample.text, style + (sample.style or Style())))
@@ -163,6 +158,19 @@ def _is_shown(
     return any(bool(session.breakdown[paints[0]]) for session in sessions) and (shows is None or shows(paints[0]))
 
 
+def _shortened(entries: list[LegendEntry], room: int, num_lines: int) -> list[LegendEntry]:
+    """Return `entries` with words left out, one after the other, until the legend fits into its lines."""
+    for words in (", which holds most", ", saves "):
+        if not _fit_into_lines(entries, room, num_lines):
+            entries = [(paints, text.partition(words)[0]) for paints, text in entries]
+    if not _fit_into_lines(entries, room, num_lines):
+        entries = [(paints[:1], text.removesuffix(", in bars")) for paints, text in entries]
+    for words, fewer in _SHORTER:
+        if not _fit_into_lines(entries, room, num_lines):
+            entries = [(paints, text.replace(words, fewer)) for paints, text in entries]
+    return entries
+
+
 def _fit_into_lines(entries: list[LegendEntry], room: int, num_lines: int) -> bool:
     lines, end = 1, -2
     for paints, text in entries:
@@ -170,12 +178,6 @@ def _fit_into_lines(entries: list[LegendEntry], room: int, num_lines: int) -> bo
         fits = end + 2 + width <= room
         lines, end = (lines, end + 2 + width) if fits else (lines + 1, width)
     return lines <= num_lines
-
-
-def _in_short(text: str) -> str:
-    for words, fewer in _SHORTER:
-        text = text.replace(words, fewer)
-    return text
 
 
 def legend(

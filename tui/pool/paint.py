@@ -40,7 +40,11 @@ class UnitChange(IntEnum):
 
 EMPTY: Final = NUM_STATES
 """Paint of a cell without units. Smaller numbers are the states of `SlotState`."""
-CURSOR: Final = 9
+LOADING_HUED: Final = 9
+"""Paint of a host block that is being copied back to the GPU, for maps in colours.
+
+It is not green, which is the colour of cached memory.
+"""
 SHARED: Final = 10
 """Paint of written slots that several requests hold."""
 OWNER: Final = 16
@@ -60,7 +64,7 @@ DIM: Final = 128
 """Offset from a paint to its grey version, for other requests than the one that alone is in colour."""
 KEPT: Final = KIND + _NUM_KINDS
 """First of the paints of host blocks during a store, one per hue, darker than the hues of owners."""
-_KEPT_SHARE: Final = 0.55
+_KEPT_SHARE: Final = 0.35
 """Share of the background in the colours from `KEPT` on."""
 FOLLOWED: Final = KEPT + NUM_HUES
 """Paint of the followed request if the recording has more requests than hues."""
@@ -155,7 +159,7 @@ def _colors(
 ) -> tuple[str, ...]:
     colors = [void] * DIM
     colors[: len(SlotState)] = states
-    colors[CURSOR], colors[SHARED] = cursor, shared
+    colors[LOADING_HUED], colors[SHARED] = cursor, shared
     colors[UnitChange.TAKEN : UnitChange.TAKEN + len(UnitChange)] = changes
     colors[OWNER : OWNER + NUM_HUES] = hues
     bright, steps = states[SlotState.TOKEN], len(HOLDER_STEPS)
@@ -183,7 +187,7 @@ def paint_glyphs(symbols: Symbols) -> str:
     """Return a character for every paint, for terminals without colours."""
     glyphs = [" "] * NUM_PAINTS
     glyphs[: len(SlotState)] = symbols.states
-    glyphs[CURSOR], glyphs[SHARED] = "_", "&"
+    glyphs[LOADING_HUED], glyphs[SHARED] = "_", "&"
     for change, glyph in zip(UnitChange, "+-=!", strict=True):
         glyphs[change] = glyph
     letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[:NUM_HUES]

@@ -262,7 +262,7 @@ class LaneFigures(Widget):
         return "in all", *([f"{gap.duration}, {gap.factor}"] if gap.factor else []), gap.duration
 
     def _speed(self) -> tuple[str, ...]:
-        return "tokens/s", f"{self._rate} in the whole run", f"{self._rate} (whole run)", self._rate
+        return "tokens/s", f"{self._rate} over the run", self._rate
 
     def _with_ample_memory(self) -> tuple[str, ...]:
         return "", f"{self._ample:,.0f} with ample memory", f"{self._ample:,.0f}, ample memory"

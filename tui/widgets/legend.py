@@ -99,7 +99,8 @@ class Legend(Widget):
         states = [state for state in STACK if any(session.breakdown[state] for session in self._sessions)]
         names = [f" {STATE_NAMES[state]}" for state in states]
         texts = [f"{name}: {STATE_MEANINGS[state]}" for name, state in zip(names, states, strict=True)], names
-        room = width - sum(segment.cell_length for segment in others)
+        bars = self._bars if self.size.height == 1 and (self._explains or self._is_fleet) else ""
+        room = width - sum(segment.cell_length for segment in others) - len(bars)
         words = next((line for line in texts if sum(map(len, line)) + 3 * len(line) <= room), texts[-1])
         segments = others + [
             segment
@@ -107,8 +108,8 @@ class Legend(Widget):
             for segment in (paint_swatch(int(state), self._symbols), Segment(text, style), gap)
         ]
         used = sum(segment.cell_length for segment in segments)
-        if self.size.height == 1 and (self._explains or self._is_fleet) and used + len(self._bars) <= width:
-            segments.append(Segment(self._bars.rjust(width - used), style))
+        if used + len(bars) <= width:
+            segments.append(Segment(bars.rjust(width - used), style))
         return Strip(segments).adjust_cell_length(width, style)
 
     @property

@@ -87,7 +87,7 @@ class DurationChart(Scrubber):
         return shortened_s if whole_s > 2 * shortened_s else whole_s
 
     def legend_entries(self) -> list[tuple[str, TextualStyle, str]]:
-        """Return the entries of the title: marks at the ends of runs, with the names of runs that no line names."""
+        """Return the entries of the title. Marks at the ends of runs that have no lines bear the names of the runs."""
         if not self._is_timed:
             return []
         style = TextualStyle.from_rich_style(self._style("value"))
@@ -95,11 +95,8 @@ class DurationChart(Scrubber):
         inside, beyond = ([lane for lane in lanes if self._is_beyond(lane.session) is later] for later in (False, True))
         mark = "#" if self.symbols.ascii else "■"
         if self._has_lines:
-            ends = [
-                (mark, style, "a run ends"),
-                *([(self._mark_beyond, style, "ends beyond the axis")] if beyond else []),
-            ]
-            return [*ends, (self.symbols.held, style, "so far")]
+            later = [(self._mark_beyond, style, "ends beyond the axis")] if beyond else []
+            return [(self.symbols.held, style, "so far"), *later]
         named = [
             [(mark, style, _listed(inside, times=times)), (self.symbols.arrow, style, _listed(beyond, times=times))]
             for times in (True, False)
@@ -122,7 +119,10 @@ class DurationChart(Scrubber):
     @property
     def pace(self) -> str:
         """Speed of the playback in words; for a training batch, how fast its rows are filled."""
-        return super().pace if self._is_timed else f"{self.player.speed:g} sequences a second"
+        if self._is_timed:
+            return super().pace
+        speed = self.player.speed
+        return f"{speed:g} sequences a second" if speed > 1 else f"a sequence in {1 / speed:g} s"
 
     def step_text(self) -> str:
         """Return an empty text. The runs share no step number."""
@@ -189,12 +189,13 @@ class DurationChart(Scrubber):
         cells = [Segment(self.symbols.track, self._style("track")) for _ in range(width)]
         if not self._is_timed:
             return cells
-        ends = [self._column_of_end(lane.session, width) for lane in self._comparison.lanes]
+        lanes = [] if self._has_lines else self._comparison.lanes  # the ends of lines need no marks
+        ends = [self._column_of_end(lane.session, width) for lane in lanes]
         for column, words in self._round_times(width):
             begin = column - len(words) // 2
             if not any(begin - 1 <= mark <= begin + len(words) for mark in (*ends, self.cursor_column)):
                 cells[begin : begin + len(words)] = [Segment(letter, self._style("label")) for letter in words]
-        for lane, end in zip(self._comparison.lanes, ends, strict=True):
+        for lane, end in zip(lanes, ends, strict=True):
             if not self._is_beyond(lane.session):
                 cells[end] = Segment("#" if self.symbols.ascii else "■", self._style("value"))
         if not self._has_lines and any(self._is_beyond(lane.session) for lane in self._comparison.lanes):

@@ -176,7 +176,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
             return "preempted" if again and short else f"preempted, {tokens}" if again else f"{tokens} tokens"
         units = plural(needed, self.session.unit_name)
         if again:
-            return f"again {units}" if short else f"preempted, {units}"
+            return f"preempted, {units}"
         return f"needs {units}" if short else f"{tokens} = {units}"
 
     def _running_line(self, request: int, computed: int) -> Strip:
