@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kvsim.conformance import read_records, verify_answer, verify_oracle
-from kvsim.conformance.oracle import OracleRun
+from kvsim.conformance.oracle import OracleRun, difference_of
 from kvsim.conformance.oracle_files import parse_workload, read_pair_records
 from kvsim.conformance.oracle_pd import verify_pair
 from kvsim.errors import RecordingError, UsageError, WorkloadError
@@ -125,6 +125,18 @@ def test_connectors_decide_in_every_workload_that_has_them() -> None:
     assert num_slower > 48
     assert num_bad == 19
     assert num_sound > 16  # one names a block that is not loaded
+
+
+def test_only_failed_requests_may_finish_in_another_order() -> None:
+    """vLLM walks a set of failed requests, in an order that differs from run to run."""
+
+    def finished(*ends: list[str]) -> dict[str, Any]:
+        return {"kind": "update", "i": 1, "finished": list(ends)}
+
+    first, *failed = ["r1", "length"], ["r96", "error"], ["r107", "error"]
+    assert difference_of(1, finished(first, *failed), finished(first, *failed[::-1])) is None
+    assert difference_of(1, finished(first, failed[0]), finished(first, failed[1])) is not None
+    assert difference_of(1, finished(first, ["r2", "stop"]), finished(["r2", "stop"], first)) is not None
 
 
 @pytest.mark.parametrize("field", ["router", "load", "lease"])
