@@ -52,7 +52,7 @@ def command(
 
     A page (.html) plays in any browser and can be scrubbed; an .mp4 needs ffmpeg. An .svg is no film: it shows the
     progress of each run as a bar, and takes any number of RECORDINGS, such as those of kvsim compare --ladder -o
-    FOLDER.
+    FOLDER. Both are dark in browsers that prefer dark pages.
     """
     from kvsim.files.overwriting import may_write
     from kvsim.plots import FILMS, film_of, write_race

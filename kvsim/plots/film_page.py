@@ -65,8 +65,11 @@ def page_of(film: Film, *, frames_per_s: float) -> str:
     data = {
         "times": [round(time_s, 6) for time_s in film.times_s.tolist()],
         "framesPerSecond": frames_per_s,
-        "states": [{"color": THEMES["light"].states[state], "label": STATE_LABELS[state]} for state in SlotState],
-        "hues": list(THEMES["light"].owners) if film.by_owner else [],
+        "states": [STATE_LABELS[state] for state in SlotState],
+        "byRequest": film.by_owner,
+        "colors": {  # the states, then the hues of requests; the reader's system chooses the theme
+            theme: [*(colors.states[state] for state in SlotState), *colors.owners] for theme, colors in THEMES.items()
+        },
         "preempted": film.preempted.tolist(),
         "reels": [
             {

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
     from kvsim.recording.tables import FloatArray
 
-_LIGHT = THEMES["light"]
+_LIGHT, _DARK = THEMES["light"], THEMES["dark"]
+_PAINTS = {
+    "ground": ("#ffffff", _DARK.ground),
+    "ink": (_LIGHT.ink, _DARK.ink),
+    "muted": (_LIGHT.muted, _DARK.muted),
+    "track": ("#e4e8ec", _DARK.grid),
+    "token": (_LIGHT.states[SlotState.TOKEN], _DARK.states[SlotState.TOKEN]),
+}
+"""Colours on a light and on a dark background. The reader's system chooses between them."""
 _WIDTH, _ROW, _MARGIN = 860, 46, 16
 _LABEL, _RESULT = 210, 200
 _TIMES = 2.5
@@ -47,7 +55,10 @@ def write_race(
 
 
 def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | None = None) -> str:
-    """Return the film of `write_race` as SVG. Runs of `kvsim compare --ladder` are put in the order of the ladder."""
+    """Return the film of `write_race` as SVG, which is dark where the reader's system is.
+
+    Runs of `kvsim compare --ladder` are put in the order of the ladder.
+    """
     runs = list(recordings)
     if is_ladder(runs):
         runs.sort(key=lambda run: int(run.meta.extra[KEY]["rung"]))
@@ -64,26 +75,25 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
     title = f"{served}: answers of {end_s:,.0f} s, played in {length_s:g} s"
     parts = [
         _text(_MARGIN, 24, title, bold=True),
-        _bar(_MARGIN, 38, width, 3, "#d5d9dd"),
-        _bar(_MARGIN, 38, width, 3, _LIGHT.ink, _animate("width", np.linspace(0, width, 2), length_s)),
+        _bar(_MARGIN, 38, width, 3, "track"),
+        _bar(_MARGIN, 38, width, 3, "ink", _animate("width", np.linspace(0, width, 2), length_s)),
     ]
-    token = _LIGHT.states[SlotState.TOKEN]
     for row, (run, name, change) in enumerate(zip(runs, names, changes, strict=True)):
         y, share = 64 + row * _ROW, answered(run, times_s)
         parts += [
             _text(_MARGIN, y + 17, name, bold=True),
-            _bar(_MARGIN + _LABEL, y, room, 26, "#e4e8ec"),
-            _bar(_MARGIN + _LABEL, y, share[-1] * room, 26, token, _animate("width", share * room, length_s)),
+            _bar(_MARGIN + _LABEL, y, room, 26, "track"),
+            _bar(_MARGIN + _LABEL, y, share[-1] * room, 26, "token", _animate("width", share * room, length_s)),
             _text(_MARGIN + _LABEL + room + 10, y + 17, _result(run)),
-            *([_text(_MARGIN + _LABEL, y + 38, change, color=_LIGHT.muted, size=11)] if change else []),
+            *([_text(_MARGIN + _LABEL, y + 38, change, paint="muted", size=11)] if change else []),
         ]
     below = 64 + len(runs) * _ROW + 12
-    parts += [_text(_MARGIN, below + 18 * row, line, color=_LIGHT.muted, size=11) for row, line in enumerate(source)]
+    parts += [_text(_MARGIN, below + 18 * row, line, paint="muted", size=11) for row, line in enumerate(source)]
     body = "\n".join(parts)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="{_WIDTH}" height="{height}" '
         f'font-family="system-ui, DejaVu Sans, sans-serif">\n'
-        f'<rect width="100%" height="100%" rx="8" fill="#ffffff"/>\n{body}\n</svg>\n'
+        f'{_dark_style()}\n<rect width="100%" height="100%" rx="8" {_filled("ground")}/>\n{body}\n</svg>\n'
     )
 
 
@@ -116,10 +126,19 @@ def _animate(attribute: str, values: Any, length_s: float) -> str:
     )
 
 
-def _bar(x: float, y: float, width: float, height: float, color: str, inside: str = "") -> str:
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" fill="{color}">{inside}</rect>'
+def _dark_style() -> str:
+    rules = "".join(f".kvsim-{paint}{{fill:{dark}}}" for paint, (_, dark) in _PAINTS.items())
+    return f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
 
 
-def _text(x: float, y: float, text: str, *, bold: bool = False, color: str = _LIGHT.ink, size: int = 14) -> str:
+def _filled(paint: str) -> str:
+    return f'class="kvsim-{paint}" fill="{_PAINTS[paint][0]}"'
+
+
+def _bar(x: float, y: float, width: float, height: float, paint: str, inside: str = "") -> str:
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:.1f}" height="{height:g}" {_filled(paint)}>{inside}</rect>'
+
+
+def _text(x: float, y: float, text: str, *, bold: bool = False, paint: str = "ink", size: int = 14) -> str:
     weight = ' font-weight="bold"' if bold else ""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(text, quote=False)}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}" {_filled(paint)}{weight}>{escape(text, quote=False)}</text>'

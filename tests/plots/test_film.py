@@ -136,7 +136,12 @@ def test_a_page_has_its_data_in_it(by_hand: Recording, tmp_path: Path) -> None:
     assert not re.search(r'(src|href)="http', page), "it needs nothing from anywhere"
     match = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert match
-    (reel,) = json.loads(match[1])["reels"]
+    data = json.loads(match[1])
+    (reel,) = data["reels"]
+    assert sorted(data["colors"]) == ["dark", "light"], "the page follows the reader's system"
+    for theme, colors in data["colors"].items():
+        assert colors[SlotState.TOKEN] == THEMES[theme].states[SlotState.TOKEN]
+        assert colors[NUM_STATES:] == list(THEMES[theme].owners)
     codes = np.frombuffer(zlib.decompress(base64.b64decode(reel["packed"])), np.uint8).reshape(6, reel["cells"])
     states, owners = film.reels[0].states, film.reels[0].owners
     hues = np.where((states == SlotState.TOKEN) & (owners >= 0), NUM_STATES + owners, states)

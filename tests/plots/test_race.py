@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.etree.ElementTree as ET
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,17 @@ def test_bars_grow_with_the_answers(by_hand: Recording, tmp_path: Path) -> None:
         assert widths == sorted(widths)
     assert {animation.attrib["dur"] for animation in root.iter(f"{NAMESPACE}animate")} == {"20s"}
     assert "textLength" not in file.read_text(encoding="utf-8")
+
+
+def test_the_bars_are_dark_where_the_readers_system_is(by_hand: Recording, tmp_path: Path) -> None:
+    root = ET.fromstring(write_race([by_hand], tmp_path / "race.svg", length_s=20).read_text(encoding="utf-8"))
+    style = root.findtext(f"{NAMESPACE}style", "")
+    assert style.startswith("@media (prefers-color-scheme:dark)")
+    dark = dict(re.findall(r"\.([\w-]+)\{fill:(#\w+)\}", style))
+    drawn = [element for element in root.iter() if "fill" in element.attrib]
+    assert len(drawn) > 6
+    for element in drawn:
+        assert dark[element.attrib["class"]] != element.attrib["fill"]
 
 
 def test_everything_is_answered_in_the_end(by_hand: Recording) -> None:

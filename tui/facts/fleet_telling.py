@@ -58,10 +58,8 @@ def beside_pool(fleet: FleetServers, server: FleetServer, now: ServerNow, room: 
     They are about transfers, the queue, and tokens and preemptions from the beginning of the run to the clock.
     """
     clock_s = fleet.player.clock_s
-    step, names = (
-        server.step_at(clock_s),
-        server.ids[server.queue(clock_s)[: room // 3]].tolist() if now.waiting else [],
-    )
+    step = server.step_at(clock_s)
+    names = server.ids[server.queue(clock_s)[: room // 3]].tolist() if now.waiting else []
     line = "then in line:" if step is not None and _num_preempted(server, step) else "first in line:"
     for name in names:
         if len(line) + len(name) + 1 > room:
