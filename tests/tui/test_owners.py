@@ -16,7 +16,13 @@ from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.free_queue import next_units
 from kvsim_tui.pool.paint import FOLLOWED, FOLLOWED_SHARED, NEXT, PARTLY
 from kvsim_tui.widgets.below_pool import BelowPool
-from kvsim_tui.widgets.owner_lines import OwnerLine, line_of_request, lines_of_group, without_split_groups
+from kvsim_tui.widgets.owner_lines import (
+    OwnerLine,
+    fitting_lines,
+    line_of_request,
+    lines_of_group,
+    without_split_groups,
+)
 from kvsim_tui.widgets.owner_strips import MAX_IN_PHYSICAL_ORDER, OwnerStrips
 from kvsim_tui.widgets.pool_view import PoolView
 
@@ -136,7 +142,7 @@ async def test_who_holds_most_is_told_with_what_it_shares_and_what_comes_free(
         assert most.num_tokens == most.own_tokens + tokens == session.replay.computed(np.array([most.request]))[0]
         assert re.search(rf"most {name}: {most.num_tokens:,}( tokens)? \({tokens:,} shared\)", lines[0])
         assert "free" in lines[0]
-        assert "free when it ends" in str(app.query_one(OwnerStrips).border_title)
+        assert "freed when it ends" in str(app.query_one(OwnerStrips).border_title)
         saved = int(session.replay.refs.sum() - (session.replay.refs > 0).sum())
         below = app.query_one("#below")
         assert f"shared, saves {saved:,} blocks" in below.render_line(0).text  # type: ignore[attr-defined]
@@ -200,6 +206,22 @@ async def test_a_followed_request_has_its_own_strip_in_a_folded_group(
             assert strips.session.request_name(row) in [
                 line.name for line in lines_of_group(strips.session, group, ("", "", ""), 3)
             ]
+
+
+def test_the_smallest_request_has_a_strip_if_it_is_followed_and_takes_no_column_if_not(
+    shipped: Callable[[str], Recording],
+) -> None:
+    session = Session(shipped("paged"), at_s=8.0)
+    found = holdings(session)
+    smallest = found[-1].owners[0].request
+    for room, columns in ((len(found) // 2 - 1, 2), (9, 3), (len(found), 1)):
+        for followed in (None, smallest):
+            session.followed = followed
+            lines, num_columns = fitting_lines(session, found, room=room, most_columns=3, edges=("", "", ""))
+            assert len(lines) <= room * num_columns
+            assert num_columns == columns
+            assert (smallest in [line.request for line in lines]) is (followed is not None or columns == 1)
+            assert sum(len(line.owners) for line in lines) == len(found)
 
 
 async def test_what_asks_for_places_shows_physical_order(

@@ -69,7 +69,7 @@ def test_the_last_step_says_whom_it_preempted_and_what_that_costs(tiny: Recordin
     assert "2 blocks freed" in words
     session.player.go_to_frame(1)
     session.show()
-    assert [text for _, text in last_step(session, 60)] == ["2 blocks taken"]
+    assert [text for _, text in last_step(session, 60)] == ["second admitted", "2 blocks taken"]
 
 
 def test_sharing_is_counted() -> None:

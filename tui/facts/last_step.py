@@ -26,6 +26,11 @@ def last_step(session: Session, room: int, *, short: bool = False) -> list[tuple
     changes = changes_between(replay, frame - 1, frame)
     unit = session.unit_name
     parts: list[tuple[UnitChange | None, str]] = _preemptions(session, frame, room, short=short)
+    held, begin_seq = replay.ledger.tables.residencies, replay.frame_seq[frame - 1] if frame else -1
+    admitted = held.request[(held.birth_seq > begin_seq) & (held.birth_seq <= replay.frame_seq[frame])].tolist()
+    if admitted:
+        names = [session.request_name(row) for row in admitted]
+        parts.append((None, f"{listed(names, 'request').removesuffix(' requests')} admitted"))
     repeat = replay.recording.memory.repeat
     if repeat is not None and (repeat > 1).any():  # extents grow in place with every step: no unit is allocated anew
         return parts

@@ -115,7 +115,7 @@ class Canvas:
     @property
     def counts_holders(self) -> bool:
         """True if the number of holders is written on each shared unit."""
-        return self.tiling.detail is Detail.FILL and not self.tiling.gap
+        return self.tiling.detail is Detail.FILL and not self.tiling.gap and not self.tiling.separates_units
 
     def _repaint(self, units: IndexArray) -> None:
         if self._cells is not None and len(units):

@@ -53,7 +53,8 @@ def fitting_lines(
     """Return the lines of all groups, and the number of columns in which they are drawn, at most `most_columns`.
 
     A column has `room` lines. As many requests of each group as fit have their own lines. If not even the groups fit,
-    the last line is for all remaining requests together. `edges` are the characters of the bracket around a group, at
+    or if only the smallest requests of all would need one more column, the last line is for all remaining requests
+    together. `edges` are the characters of the bracket around a group, at
     its first line, at the lines between, and at its last line.
     """
     for most_members in _MOST_MEMBERS:
@@ -61,9 +62,11 @@ def fitting_lines(
         lines = without_split_groups(strips, room)
         if len(lines) <= most_columns * room:
             break
-    num_columns = min(max(-(-len(lines) // room), 1), most_columns)
+    # A column for a few last requests would make all bars narrower.
+    few = 0 if any(line.group for line in lines) else room // 4
+    num_columns = min(max(-(-(len(lines) - few) // room), 1), most_columns)
     if len(lines) > num_columns * room:
-        lines = _with_last_line_folded(lines, num_columns * room)
+        lines = _with_last_line_folded(lines, num_columns * room, session.followed)
     return lines, num_columns
 
 
@@ -128,19 +131,22 @@ def _groups(lines: list[OwnerLine]) -> list[list[OwnerLine]]:
     return [lines[begin:end] for begin, end in pairwise([*begins, len(lines)])]
 
 
-def _with_last_line_folded(lines: list[OwnerLine], room: int) -> list[OwnerLine]:
+def _with_last_line_folded(lines: list[OwnerLine], room: int, followed: int | None) -> list[OwnerLine]:
     """Return the lines of the first groups that fit into `room` - 1 lines, and a last line for all other requests
-    together.
+    together. The group of the request `followed` is kept, too, if there is room for it.
     """
-    kept: list[OwnerLine] = []
-    for nth, group in enumerate(groups := _groups(lines)):
-        if len(kept) + len(group) >= room:
-            rest = [line for group in groups[nth:] for line in group]
-            owners = [owner for line in rest for owner in line.owners]
-            blank = [_blank_line()] * (room - 1 - len(kept))
-            return [*kept, *blank, _line_of_several(owners, sum(line.num_tokens for line in rest))]
-        kept += group
-    return kept
+    groups = _groups(lines)
+    own = [group for group in groups if followed is not None and followed in (line.request for line in group)]
+    num_own = sum(map(len, own))
+    if num_own >= room:
+        own, num_own = [], 0
+    others = [group for group in groups if group not in own]
+    first = others[: int((np.cumsum([len(group) for group in others]) < room - num_own).sum())]
+    kept = [line for group in groups if group in own or group in first for line in group]
+    rest = [line for group in others[len(first) :] for line in group]
+    blank = [_blank_line()] * (room - 1 - len(kept))
+    owners = [owner for line in rest for owner in line.owners]
+    return [*kept, *blank, _line_of_several(owners, sum(line.num_tokens for line in rest))]
 
 
 def _line_of_several(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> OwnerLine:

@@ -100,11 +100,11 @@ class OwnerStrips(Panel):
         caches, view = self.session.recording.meta.prefix_caching, f" {self.symbols.dot} v: physical"
         first = f"largest{' group' * caches} first: "
         titles = (
-            f"tokens by owner, {first}free when it ends{', what is shared when all end' * caches}{view} order",
-            f"tokens by owner, {first}free when it ends{', shared ones when all end' * caches}{view}",
-            f"by owner, largest first: free when it ends{', shared ones when all end' * caches}{view}",
-            f"tokens by owner: free when it ends{', shared ones when all end' * caches}{view}",
-            f"tokens by owner: free when it ends{view}",
+            f"tokens by owner, {first}freed when it ends{', what is shared when all end' * caches}{view} order",
+            f"tokens by owner, {first}freed when it ends{', shared ones when all end' * caches}{view}",
+            f"by owner, largest first: freed when it ends{', shared ones when all end' * caches}{view}",
+            f"tokens by owner: freed when it ends{', shared ones when all end' * caches}{view}",
+            f"tokens by owner: freed when it ends{view}",
         )
         self.border_title = next((title for title in titles if len(title) <= room), titles[-1])
 

@@ -45,7 +45,7 @@ class Queue(Panel, can_focus=True, inherit_bindings=False):
 
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="queue")
-        self.border_title = f"requests {symbols.dot} written/at its end"
+        self.border_title = f"requests {symbols.dot} slots now/at its end"
         self._requests: list[int | None] = []
         self._cursor: int | None = None
         """Row of the request under the cursor; None while the panel has no focus."""
