@@ -8,6 +8,7 @@ from importlib import import_module
 import kvsim.cli
 from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
+from kvsim.machines.cards import shipped_cards
 from kvsim.models import find_model
 
 _EXTRA = ("serve",)
@@ -34,3 +35,4 @@ def load(*others: str) -> None:
     for module in (*(f"kvsim.cli.{name}" for name in ours), *_LIBRARIES, *others):
         import_module(module)
     step_times(find_gpu("H200"), find_model("Meta-Llama-3-8B"), "vllm")  # reads the lists of models and of profiles
+    shipped_cards()

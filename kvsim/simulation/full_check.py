@@ -107,13 +107,11 @@ def breakdown_of(driver: Driver, held_slots: npt.NDArray[np.int64]) -> Breakdown
 
 
 def _held_in_extents(driver: Driver) -> npt.NDArray[np.int64]:
-    slots = np.zeros(NUM_STATES, np.int64)
-    for number in driver.running():
-        sequence = driver.engine.sequences[number]
-        computed = int(sequence.computed + sequence.rejected)
-        full, requested = max(int(sequence.full_tokens), computed), int(sequence.requested)
-        slots += split_extent(0, int(sequence.num_units), full=full, computed=computed, requested=requested)
-    return slots
+    sequences = [driver.engine.sequences[number] for number in driver.running()]
+    fields = [(each.num_units, each.full_tokens, each.computed + each.rejected, each.requested) for each in sequences]
+    length, full, computed, requested = np.array(fields, np.int64).reshape(-1, 4).T
+    split = split_extent(0, length, full=np.maximum(full, computed), computed=computed, requested=requested)
+    return np.asarray(split.sum(axis=0))
 
 
 def _held_in_blocks(driver: Driver) -> npt.NDArray[np.int64]:
@@ -252,12 +250,11 @@ def _check_rectangle(engine: Engine) -> None:
     settings, state, batch = engine.settings, engine.state, engine.rectangle
     step = batch.step - 1
     width = batch.stride if settings.preallocated else batch.prompt_width + step
-    slots = np.zeros(NUM_STATES, np.int64)
-    for row in range(batch.num_rows):
-        sequence = engine.sequences[engine.running[row]]
-        pad = batch.prompt_width - sequence.prompt_tokens
-        full = pad + sequence.end_tokens - 1
-        slots += split_extent(0, width, pad=pad, full=full, computed=batch.prompt_width + step, requested=width)
+    rows = [engine.sequences[engine.running[row]] for row in range(batch.num_rows)]
+    prompt, end = np.array([(each.prompt_tokens, each.end_tokens) for each in rows], np.int64).reshape(-1, 2).T
+    pad, computed = batch.prompt_width - prompt, batch.prompt_width + step
+    split = split_extent(0, width, pad=pad, full=pad + end - 1, computed=computed, requested=width)
+    slots = split.sum(axis=0)
     slots[SlotState.FREE] = state.num_free
     totals = {SlotState.TOKEN: state.written, SlotState.RESERVED: state.useful - state.written}
     for slot_state, value in totals.items():

@@ -150,14 +150,15 @@ def test_sessions_are_run_told_of_and_fitted(kvsim: Any, tmp_path: Path) -> None
     said = kvsim("run", *flags, "--no-band", "-o", talks).stdout
     assert "12 sessions of 4 turns, 4 a second (Poisson), pauses of 0.5 s" in said
     assert "turns of sessions" in said
-    turns = json.loads(kvsim("run", *flags, "--json").stdout)["turns"]
+    turns = json.loads(kvsim("run", *flags, "--no-band", "--json").stdout)["turns"]
     assert [turn["num_requests"] for turn in turns] == [12] * 4
     assert json.loads(kvsim("info", talks, "--json").stdout)["turns"] == turns
     assert "computed again" in kvsim("info", talks).stdout
-    again = json.loads(kvsim("run", "--workload", talks, "--json").stdout)
+    again = json.loads(kvsim("run", "--workload", talks, "--no-band", "--json").stdout)
     assert again["turns"] == turns
     fit = ("fit", "--gpu", "H100", "--model", "Llama-3.1-8B", "--turns", "3", "--prompt-tokens", "50")
-    users = json.loads(kvsim(*fit, "--users", "4", "--points", "1", "--output-tokens", "20", "--json").stdout)
+    fit += ("--users", "4", "--points", "1", "--output-tokens", "20", "--jobs", "1")
+    users = json.loads(kvsim(*fit, "--json").stdout)
     assert users["load"]["users"] == 4
 
 

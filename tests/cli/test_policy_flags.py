@@ -24,7 +24,7 @@ REQUESTS = (
 @pytest.fixture(scope="module")
 def summary(kvsim: Run) -> Callable[..., dict[str, Any]]:
     def run(*flags: str) -> dict[str, Any]:
-        done = kvsim("run", *flags, *REQUESTS)
+        done = kvsim("run", *flags, *REQUESTS, "--no-band")
         odd = [line for line in done.stderr.splitlines() if "the times extrapolate" not in line]
         assert (done.returncode, odd) == (0, [])
         return dict(json.loads(done.stdout))
@@ -103,7 +103,7 @@ def test_a_policy_in_a_file_runs_with_the_flags(
         assert summary("--policy", given)["policy"] == "first"
     done = kvsim("fit", "--eviction", "optimal", "--users", "2")
     assert (done.returncode, "leave it out" in done.stderr) == (2, True)
-    sweep = ("--policy", f"{evict}:LeastOftenHit", *REQUESTS[:8], "--vary", "num-blocks=80,90")
+    sweep = ("--policy", f"{evict}:LeastOftenHit", *REQUESTS[:8], "--vary", "num-blocks=80,90", "--jobs", "1")
     for counts in ("2 done, 0 kept", "0 done, 2 kept"):
         done = kvsim("sweep", *sweep, "-o", str(tmp_path / "points.parquet"))
         assert (done.returncode, counts in done.stdout) == (0, True), done.stderr

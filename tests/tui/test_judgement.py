@@ -78,29 +78,7 @@ async def test_the_first_screen_shows_it_in_the_words_that_fit(
             assert end in app.screen.query_one(StoryLine).render_line(0).text
 
 
-async def test_d_shows_the_remedies(
-    make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvsim_tui.dialogs.remedies.MAX_CHANGES", 6)
-    app = make_app(shipped("paged"), at_s=4.0)
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.press("d")
-        await app.workers.wait_for_complete()
-        await pilot.pause()
-        assert isinstance(app.screen, RemediesScreen)
-        lines = [strip.text for strip in app.screen._compositor.render_strips()]
-        assert any("a pool of 3,200 blocks instead of 1,600" in line and " 0 " in line for line in lines)
-        marks = ("measured  ", "simulated, as it is", " enough, simulated", "3,200 blocks")
-        places = [next(at for at, line in enumerate(lines) if mark in line) for mark in marks]
-        assert places == sorted(places), "measured figures come before simulated ones"
-        assert any("vllm serve" in line and "--num-gpu-blocks-override 3200" in line for line in lines)
-        assert any("It takes 6.25 GiB for KV instead of 3.12 GiB" in line for line in lines)
-        assert any("esc closes" in line for line in lines)
-        await pilot.press("d")
-        assert not isinstance(app.screen, RemediesScreen)
-
-
-async def test_the_verdict_names_the_remedy_that_the_page_calls_enough(
+async def test_d_shows_the_remedies_and_the_verdict_then_names_the_one_that_the_page_calls_enough(
     make_app: Callable[..., KvsimApp], shipped: Callable[[str], Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvsim_tui.dialogs.remedies.MAX_CHANGES", 6)
@@ -110,7 +88,19 @@ async def test_the_verdict_names_the_remedy_that_the_page_calls_enough(
     async with app.run_test(size=(120, 40)) as pilot:
         await pilot.press("d")
         await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert isinstance(app.screen, RemediesScreen)
+        top = app.screen.query_one("#remedies").region.y
+        lines = [strip.text for strip in app.screen._compositor.render_strips()[top:]]
+        assert any("a pool of 3,200 blocks instead of 1,600" in line and " 0 " in line for line in lines)
+        marks = ("measured  ", "simulated, as it is", " enough, simulated", "3,200 blocks")
+        places = [next(at for at, line in enumerate(lines) if mark in line) for mark in marks]
+        assert places == sorted(places), "measured figures come before simulated ones"
+        assert any("vllm serve" in line and "--num-gpu-blocks-override 3200" in line for line in lines)
+        assert any("It takes 6.25 GiB for KV instead of 3.12 GiB" in line for line in lines)
+        assert any("esc closes" in line for line in lines)
         await pilot.press("d")
+        assert not isinstance(app.screen, RemediesScreen)
         await pilot.pause()
         assert session.diagnosis is not None
         first = session.diagnosis.remedies[0]
