@@ -150,6 +150,7 @@ class EnginePlan:
         self._check(groups)
         room = Room.of(
             self.demand, self.policy, self.num_units, groups, tokens_ahead=self._tokens_ahead,
+            most_in_flight=settings_of_loop(self.policy, self.pipeline)["most_in_flight"],
             has_connector=self.connector is not None,
         )  # fmt: skip
         engine = self._empty_engine(groups, room, compiled=compiled)

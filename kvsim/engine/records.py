@@ -239,8 +239,8 @@ class State:
     """
     rounding: int = 0
     """Number of slots that rounding added to the requested ones, over all tables."""
-    num_unsure: int = 0
-    """Number of entries in `Lists.unsure`, for `totals.settle_unsure_slots`."""
+    num_unsettled: int = 0
+    """Number of sequences in `Lists.unsettled`, for `totals.settle_unsure_slots`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -415,7 +415,7 @@ class Lists:
     """Number of the sequence at this index of the order in which compaction lays sequences out."""
     preempted: int = 0
     """Number of the sequence at this index among those that the step being scheduled has preempted, in order."""
-    unsure: int = 0
+    unsettled: int = 0
     """Number of the sequence at this index among those that, since the last step, freed slots of tokens that may not
     have been computed; see `totals`.
     """

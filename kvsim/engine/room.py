@@ -46,11 +46,12 @@ class Room:
     @classmethod
     def of(
         cls, demand: Demand, policy: Policy, num_units: int, layout: KVCacheLayout, *, tokens_ahead: int,
-        has_connector: bool,
+        most_in_flight: int, has_connector: bool,
     ) -> Room:  # fmt: skip
         """Return the capacities that the requests of `demand` need.
 
-        A sequence may have slots for up to `tokens_ahead` tokens beyond its last token.
+        A sequence may have slots for up to `tokens_ahead` tokens beyond its last token. At most `most_in_flight` steps
+        are in flight.
 
         Raises:
             BudgetError: the pool has too many blocks, or the tables too many entries.
@@ -59,9 +60,7 @@ class Room:
         batch = min(most_running(policy), size)
         num_places, widths = 0, [1]
         if isinstance(policy, Paged):
-            num_places = host_initialization.most_tables(policy, num_units, size)
-            if has_connector:
-                num_places = min(size, 5 * batch + num_units)
+            num_places = min(size, _most_tables(policy, batch, num_units, most_in_flight, has_connector=has_connector))
             widths = _table_widths(demand, policy, layout, num_units, num_places, tokens_ahead)
         rows_of_loads = host_initialization.rows_of_loads(
             policy, num_units, size, sum(widths), has_connector=has_connector
@@ -75,6 +74,20 @@ class Room:
             rows_of_loads=rows_of_loads,
             rows_of_step=rows_of_step,
         )
+
+
+def _most_tables(policy: Paged, batch: int, num_units: int, most_in_flight: int, *, has_connector: bool) -> int:
+    """Return the largest number of sequences that have block tables at once, if at most `batch` run at once.
+
+    With a second tier or a connector, sequences that do not run have tables, too:
+
+    - A sequence whose KV is loaded or fetched by another server holds blocks of its own. The pool has `num_units`.
+    - A sequence whose blocks are freed late was in a step that is in flight. Each of these steps has at most `batch`.
+    """
+    if not (has_connector or policy.cache.kv_offloading_size):
+        return batch
+    transferring = num_units if has_connector else num_units // host_initialization.blocks_per_slot(policy)
+    return (1 + most_in_flight) * batch + transferring
 
 
 def _table_widths(

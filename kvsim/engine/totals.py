@@ -119,7 +119,7 @@ def block_slots(engine: Engine, group: int) -> int:
 @part
 def remove_computed(engine: Engine, sequence: Sequence) -> None:
     """Subtract the computed tokens of a sequence, whose memory is freed, from `State.written`. If the sequence held
-    slots of unsure tokens, add it to `Lists.unsure` for `settle_unsure_slots`.
+    slots of unsure tokens, add it to `Lists.unsettled` for `settle_unsure_slots`.
     """
     state = engine.state
     state.written -= (sequence.computed + sequence.rejected) * engine.settings.token_slots
@@ -128,8 +128,8 @@ def remove_computed(engine: Engine, sequence: Sequence) -> None:
     first = _first_unsure(engine, sequence)
     for index in range(first, first + sequence.num_unsure):
         if engine.unsure[index].slots > 0:
-            engine.lists[state.num_unsure].unsure = sequence.number  # until the next step begins
-            state.num_unsure += 1
+            engine.lists[state.num_unsettled].unsettled = sequence.number  # until the next step begins
+            state.num_unsettled += 1
             break
 
 
@@ -147,15 +147,15 @@ def settle_unsure_slots(engine: Engine, time_s: float) -> None:
     last call.
     """
     state = engine.state
-    for place in range(state.num_unsure):
-        sequence = engine.sequences[engine.lists[place].unsure]
+    for place in range(state.num_unsettled):
+        sequence = engine.sequences[engine.lists[place].unsettled]
         first = _first_unsure(engine, sequence)
         for index in range(first, first + sequence.num_unsure):
             unsure = engine.unsure[index]
             unsure.slot_s += unsure.slots * time_s - unsure.allocated_s_sum
             unsure.slots = 0
             unsure.allocated_s_sum = 0.0
-    state.num_unsure = 0
+    state.num_unsettled = 0
 
 
 @part

@@ -41,9 +41,9 @@ class HostSlots:
 class HostMemory:
     """Blocks in host memory over time.
 
-    Arrays have one entry for each step, right after its scheduling, and one for the end of the recording. Those that
-    end in `_after` have only an entry for each step. Stores, loads and evictions begin when a step is scheduled; an
-    output only reports the ends of copies.
+    Arrays have one entry for each step, and one for the end of the recording. The entry of a step is right after its
+    scheduling or, in arrays that end in `_after`, after its output. Stores, loads and evictions begin when a step is
+    scheduled; an output only reports the ends of copies.
     """
 
     num_slots: int
@@ -57,9 +57,9 @@ class HostMemory:
     loading: IntArray
     """Number of GPU blocks that are being loaded."""
     storing_after: IntArray
-    """Number of GPU blocks that are still being stored after the output of each step."""
+    """Number of GPU blocks that are still being stored after the output of each step, and at the end."""
     loading_after: IntArray
-    """Number of GPU blocks that are still being loaded after the output of each step."""
+    """Number of GPU blocks that are still being loaded after the output of each step, and at the end."""
     _stores: _CopySteps
     _loads: _CopySteps
 
@@ -67,7 +67,7 @@ class HostMemory:
         """Return the numbers of GPU blocks that are being stored and loaded, right after step `frame` was scheduled.
 
         With `after_output`, return the numbers after the output of that step. They are right only if no other step is
-        in flight then.
+        in flight then. If `frame` is the number of steps, return the numbers at the end of the recording.
         """
         storing, loading = (self.storing_after, self.loading_after) if after_output else (self.storing, self.loading)
         return int(storing[frame]), int(loading[frame])
@@ -146,8 +146,8 @@ def host_memory(recording: Recording) -> HostMemory | None:
         used=by_frame(first_use[first_use < num_frames]),
         storing=stores_begun - stores_done,
         loading=loads_begun - loads_done,
-        storing_after=stores_begun[:-1] - stores_done[1:],
-        loading_after=loads_begun[:-1] - loads_done[1:],
+        storing_after=stores_begun - np.append(stores_done[1:], stores_done[-1:]),
+        loading_after=loads_begun - np.append(loads_done[1:], loads_done[-1:]),
         _stores=_CopySteps.of(copies, np.flatnonzero(~is_load)),
         _loads=_CopySteps.of(copies, np.flatnonzero(is_load)),
     )

@@ -226,6 +226,14 @@ def test_a_pool_of_more_blocks_than_any_server_has_is_refused_before_it_is_made(
         driver_of(Paged(cache=PagedSettings(block_size=4)), 5_000_000, (8, 4))
 
 
+@pytest.mark.parametrize(("ahead", "num_in_flight"), [(False, 1), (True, 2)])
+def test_blocks_that_are_freed_late_have_a_table_for_each_step_in_flight(*, ahead: bool, num_in_flight: int) -> None:
+    scheduler = ContinuousSettings(max_num_seqs=3, async_scheduling=ahead)
+    policy = Paged(scheduler=scheduler, cache=PagedSettings(block_size=4, kv_offloading_size=1))
+    driver = driver_of(policy, 10, *[(8, 4)] * 100)
+    assert driver.engine.state.num_free_places == 3 + 3 * num_in_flight + 10, "run, freed late, load"
+
+
 def test_a_table_for_every_sequence_has_to_fit_into_memory() -> None:
     from kvsim.errors import BudgetError
 

@@ -65,6 +65,8 @@ def test_blocks_on_the_host_and_on_the_link_are_those_of_the_copies(recording: R
             assert count[step] == (under_way & (copies.kind == kind)).sum()
     assert host.loading.max() > 0
     assert host.loading[-1] == host.storing[-1] == 0
+    for after_output in (False, True):
+        assert host.copying_at(len(recording.steps), after_output=after_output) == (0, 0), "the end of the recording"
 
 
 def test_a_trace_has_a_track_of_host_memory(recording: Recording, tmp_path: Path) -> None:

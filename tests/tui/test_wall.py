@@ -18,7 +18,7 @@ from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import server_folders, write
 from kvsim.simulation import Disaggregation, Machine, Replicas, simulate_fleet
-from kvsim.workload import LogNormal, Poisson, SharedPrefixes, generate
+from kvsim.workload import Constant, LogNormal, Poisson, SharedPrefixes, generate
 from kvsim_tui import fleet_of, open_fleet
 from kvsim_tui.app import KvsimApp
 from kvsim_tui.export.picture_file import svg_of, wait_until_drawn
@@ -252,6 +252,18 @@ def test_a_full_bar_is_the_longest_queue_at_every_width(recordings: list[Recordi
     fleet = fleet_of(recordings)
     moments = np.unique(np.concatenate([server.waiting[0] for server in fleet.servers]))
     assert fleet.most_waiting == fleet.waiting_at(moments).max()
+
+
+async def test_a_fleet_in_which_no_request_waits_has_no_key_for_a_full_bar(
+    recordings: list[Recording], machine: Machine
+) -> None:
+    few = generate(3, arrivals=Constant(rate_per_s=1.0), prompt=16, output=4)
+    calm = simulate_fleet(few, POLICY, machine, Replicas(number=3, route="round-robin"), engine="interpreted")[0]
+    for runs, has_key in ((calm, False), (recordings, True)):
+        app = KvsimApp(fleet_of(runs), clock=lambda: 0.0)
+        async with app.run_test(size=(80, 26)) as pilot:
+            await pilot.pause()
+            assert bool(app.screen.query_one(FleetQueueChart).legend_entries()) == has_key
 
 
 async def test_two_lines_a_server_are_enough_to_say_why_requests_wait(recordings: list[Recording]) -> None:

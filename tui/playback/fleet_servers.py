@@ -222,7 +222,7 @@ class FleetServers:
 
     @cached_property
     def most_waiting(self) -> int:
-        """Largest number of requests that wait on all servers together at any time; at least 1."""
+        """Largest number of requests that wait on all servers together at any time."""
         courses = [server.waiting for server in self.servers]
         times_s = np.concatenate([since_s for since_s, _ in courses])
         changes = np.concatenate([np.diff(values.astype(np.int64), prepend=0) for _, values in courses])
@@ -230,7 +230,7 @@ class FleetServers:
         waiting = np.cumsum(changes[order])
         # Of changes at one moment, the last one gives the number that waits.
         settled = np.append(np.diff(times_s[order]) > 0, True)
-        return max(int(waiting[settled].max()), 1)
+        return int(waiting[settled].max())
 
     @cached_property
     def _busiest_s(self) -> float:

@@ -51,10 +51,10 @@ class FleetQueueChart(Scrubber):
         return max(self.size.width - GUTTER - columns_right_of_axis(self.size.width), 0)
 
     def legend_entries(self) -> list[tuple[str, TextualStyle, str]]:
-        if not self.axis_width or self.size.height < 2:
+        most = self._fleet.most_waiting
+        if not self.axis_width or self.size.height < 2 or not most:
             return []
         style = TextualStyle.from_rich_style(self.get_component_rich_style("timeline--bar"))
-        most = self._queue(self.axis_width, self.size.height - 1)[1]
         return [("#" if self.symbols.ascii else "■", style, f"full bar: {most:,} waiting")]
 
     def step_text(self) -> str:

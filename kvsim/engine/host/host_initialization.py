@@ -86,16 +86,6 @@ def most_loading(policy: Paged, num_units: int, num_requests: int) -> int:
     return min(num_requests, num_units // blocks_per_slot(policy))
 
 
-def most_tables(policy: Paged, num_units: int, num_requests: int) -> int:
-    """Return the largest number of requests that have tables at the same time, out of `num_requests` in all. They run,
-    load, or wait for their blocks to be freed late. The pool has `num_units` GPU blocks.
-    """
-    batch = min(policy.scheduler.max_num_seqs, num_requests)
-    if not policy.cache.kv_offloading_size:
-        return batch
-    return min(num_requests, 5 * batch + most_loading(policy, num_units, num_requests))
-
-
 def rows_of_loads(policy: Policy, num_units: int, num_requests: int, width: int, *, has_connector: bool = False) -> int:
     """Return the largest number of rows of the recording's memory table that the loads of one step write; 0 without
     offload and connector. A block table has at most `width` entries.
