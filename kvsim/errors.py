@@ -31,12 +31,19 @@ _MOST_NAMED = 8
 def shortened(value: object, most: int = 60) -> str:
     """Return the `repr` of `value`, cut to `most` characters, because values come from files and may be long.
 
-    For an integer of very many digits, return a phrase with the approximate number of its digits.
+    For an integer of very many digits, return a phrase with the approximate number of its digits. A number of NumPy is
+    written as one of Python.
     """
+    value = value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
     if isinstance(value, int) and value.bit_length() > 4 * most:
         return f"a whole number of some {value.bit_length() * 30103 // 100000:,} digits"
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def described(value: object) -> str:
+    """Return `value` and its type, such as "5, which is of the type int", to be part of a message."""
+    return f"{shortened(value)}, which is of the type {type(value).__name__}"
 
 
 def reason_of(error: BaseException, otherwise: str = "") -> str:

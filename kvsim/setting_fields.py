@@ -7,15 +7,16 @@ in `docs/reference/settings.md`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from functools import cache
-from numbers import Integral, Number, Real
+from numbers import Integral, Real
 from types import UnionType
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeGuard, get_args, get_type_hints
 
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UsageError, described, shortened
 
 _BY_NAME = ("",)
 """Value of `Setting.flags` for a flag with the name of its field. `settings_in` replaces it."""
@@ -144,6 +145,8 @@ def check_settings(settings: Any) -> None:
             if made is not value:
                 object.__setattr__(settings, each.name, made)
                 value = made
+        if value is None and each.default is not None:
+            raise UsageError(f"{each.name} should have a value, such as its default {each.default_words}, not None.")
         each.setting.check(each.name, value)
         if choices and value not in choices.values():
             if not isinstance(value, str) or value not in choices:
@@ -171,10 +174,44 @@ def whole_number(name: str, value: object, *, at_least: int = 1) -> int:
     Raises:
         UsageError: it is no integer, is True or False, or is below `at_least`.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < at_least:
-        shown = str(value) if isinstance(value, Number) else shortened(value)
-        raise UsageError(f"{name} is {shown}; it must be an integer of at least {at_least}.")
+    if not is_whole(value) or value < at_least:
+        raise UsageError(f"{name} is {shortened(value)}; it must be an integer of at least {at_least}.")
     return int(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Tell whether `value` is an integer of Python or NumPy. True and False are no integers."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Tell whether `value` is a finite number of Python or NumPy. True and False are no numbers."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer above the largest float
+        return False
+
+
+def check_instance(name: str, value: object, kinds: type | UnionType, what: str) -> None:
+    """Check that an argument is of one of the types `kinds`. `what` says in the message what `name` should be.
+
+    Raises:
+        UsageError: it is of another type.
+    """
+    if not isinstance(value, kinds):
+        raise UsageError(f"{name} should be {what}, not {described(value)}.")
+
+
+def check_progress(progress: object) -> None:
+    """Check that the argument `progress` is a function or None.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if progress is not None and not callable(progress):
+        raise UsageError(f"progress should be a function such as print, or None, not {described(progress)}.")
 
 
 def values_of(settings: Any) -> dict[str, Any]:

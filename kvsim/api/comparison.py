@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from kvsim.api.finished_run import Run, RunsFigure, play
 from kvsim.api.rows import Rows
+from kvsim.setting_fields import check_instance
 
 
 class Comparison(RunsFigure, Mapping[str, Run]):
@@ -13,6 +14,7 @@ class Comparison(RunsFigure, Mapping[str, Run]):
 
     def __init__(self, runs: Mapping[str, Run]) -> None:
         """Store `runs`, whose keys are the names of the policies."""
+        check_instance("runs", runs, Mapping, "a mapping from names to runs")
         self._by_name, self._runs = dict(runs), tuple(runs.values())
 
     def __getitem__(self, name: str | int) -> Run:

@@ -7,15 +7,19 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from kvsim.display.text import html_text
-from kvsim.errors import KvsimError, UsageError
+from kvsim.errors import KvsimError, UsageError, shortened
 from kvsim.metrics import Summary, Waste, summarize, waste
 from kvsim.metrics.session_turns import SessionTurns, session_turns
 from kvsim.recording import Recording, write
+from kvsim.setting_fields import check_instance, is_finite, whole_number
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from kvsim.plots import Picture, Purpose, Theme
+
+_MOST_CHARACTERS = 1_000
+"""Largest width and height of a picture in characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -32,6 +36,7 @@ class Run(Recording):
         """Return `recording` as a run. No data is copied."""
         if isinstance(recording, Run):
             return recording
+        check_instance("the recording", recording, Recording, "one that was read, as kvsim.read returns it")
         return cls(**{field.name: getattr(recording, field.name) for field in fields(Recording)})
 
     def summary(self) -> Summary:
@@ -106,6 +111,11 @@ class Run(Recording):
         from kvsim_tui.playback.session import Session  # noqa: PLC0415
         from kvsim_tui.pool.paint import ColorBy  # noqa: PLC0415  the interface is loaded when it is needed
 
+        if at_s is not None and not is_finite(at_s):
+            raise UsageError(f"at_s should be a number of seconds, not {shortened(at_s)}.")
+        for name, size in (("width", width), ("height", height)):
+            if whole_number(name, size) > _MOST_CHARACTERS:
+                raise UsageError(f"{name} should be at most {_MOST_CHARACTERS:,} characters, not {shortened(size)}.")
         session = Session(self, at_s=at_s)
         if at_s is None:
             begin_story(session, playing=False)
@@ -164,6 +174,9 @@ def draw(
     """Draw the figure of `kind` from `runs`, as `Run.plot` does. `file` None writes no file."""
     from kvsim.plots import figure_of, may_save, save  # noqa: PLC0415  matplotlib takes half a second
 
+    check_instance("file", file, str | os.PathLike | None, "the path of a PNG, SVG or PDF")
+    for run in runs:
+        check_instance("a run", run, Recording, "one that was read, as kvsim.read returns it")
     if file is not None:
         may_save(file, "plot", overwrite=overwrite)
     picture = figure_of(kind, runs, purpose=purpose, theme=theme)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TypeAlias
 
-from kvsim.errors import UnknownNameError, UsageError, shortened
+from kvsim.errors import UnknownNameError, UsageError, described
 from kvsim.importers import read_workload, workload_of
 from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.kv_groups.specs import check_block_size
@@ -45,7 +45,7 @@ def recording_of(given: RecordingLike) -> Recording:
     if isinstance(given, Recording):
         return given
     if not isinstance(given, str | os.PathLike):
-        raise UsageError(f"a recording is one that was read, its folder or its name, not {_kind(given)}.")
+        raise UsageError(f"a recording is one that was read, its folder or its name, not {described(given)}.")
     return read_recording(find(os.fspath(given)))
 
 
@@ -62,7 +62,7 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
         return workload_of(given), given
     if not isinstance(given, str | os.PathLike):
         raise UsageError(
-            f"requests are a Workload, a recording, or the name of a file or recording, not {_kind(given)}."
+            f"requests are a Workload, a recording, or the name of a file or recording, not {described(given)}."
         )
     try:
         path = find(os.fspath(given))
@@ -91,7 +91,7 @@ def checked(policy: PolicyLike) -> PolicyLike:
         return policy
     # `isinstance` of a Protocol reads all attributes, and properties may fail; `check_hooks` reports that.
     elif CustomPolicy not in type(policy).__mro__ and not isinstance(policy, CustomPolicy):
-        raise UsageError(f"a policy is a name or an object such as Paged(), not {_kind(policy)}.")
+        raise UsageError(f"a policy is a name or an object such as Paged(), not {described(policy)}.")
     else:
         check_hooks(policy)
     return policy
@@ -126,8 +126,3 @@ def policy_of(given: PolicyLike, machine: Machine, max_model_len: int | None = N
         return Radix(scheduler=scheduling, cache=RadixSettings(page_size=defaults["page_size"]))
     scheduler = ContinuousSettings(max_model_len=longest)
     return Contiguous(scheduler=scheduler) if given == Contiguous.name else Paged(scheduler=scheduler)
-
-
-def _kind(given: object) -> str:
-    """Describe the value and the type of an argument, for an error message."""
-    return f"{shortened(given)}, which is of the type {type(given).__name__}"

@@ -6,15 +6,16 @@ import os
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UsageError, described
 from kvsim.hardware import GIB, Gpu, find_gpu, find_gpus
 from kvsim.kv_groups.specs import check_length
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model
 from kvsim.policies import Pipeline, Static
-from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of
+from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of, number_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
+from kvsim.setting_fields import check_instance, whole_number
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import plan_budget
 from kvsim.sizing.machine_settings import MachineSettings, served_with
@@ -66,8 +67,12 @@ def machine(
         if name not in known:
             raise UsageError(f"{name} is no setting of a machine; there are {', '.join(known)}.")
     stated = MachineSettings(**settings)
-    if max_model_len is not None and max_model_len < 1:
-        raise UsageError(f"max_model_len should be at least 1, not {max_model_len}.")
+    check_instance("engine", engine, str, "a name such as 'vllm'")
+    number_of(vllm)  # refuses what is no release
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    for name, limit in (limits | {"max_model_len": max_model_len}).items():
+        if limit is not None:
+            whole_number(name, limit)
     if isinstance(gpu, Recording):
         return replace(
             _of_recording(gpu, stated.times, engine, captured=not stated.enforce_eager), max_model_len=max_model_len
@@ -95,9 +100,8 @@ def _card_and_model(
     source, tensor_parallel_size = stated.times, stated.tensor_parallel_size
     if not isinstance(gpu, Gpu):
         if not isinstance(gpu, str | os.PathLike):
-            given = f"{shortened(gpu)}, which is of the type {type(gpu).__name__}"
             wanted = f'a Machine, a recording of one, or a text such as "{DEFAULT_MACHINE}"'
-            raise UsageError(f"a machine is {wanted}, not {given}.")
+            raise UsageError(f"a machine is {wanted}, not {described(gpu)}.")
         text = os.fspath(gpu)
         if is_card(text):
             gpu, source = find_gpu(load_card(text).gpu), source or text
@@ -107,6 +111,7 @@ def _card_and_model(
             gpu, tensor_parallel_size = _gpus(text, stated)
     if not model:
         raise UsageError(f'a machine is a GPU and a model, such as "{DEFAULT_MACHINE}"; name the model as well.')
+    check_instance("a model", model, Model | str | os.PathLike, "a name such as 'Llama-3-8B', a path or a Model")
     found = model if isinstance(model, Model) else find_model(os.fspath(model))
     settings = {each.name: getattr(stated, each.name) for each in fields(stated)}
     return gpu, served_with(found, settings | {"tensor_parallel_size": tensor_parallel_size}), source

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from dataclasses import fields
@@ -10,7 +11,7 @@ from typing import Any, Literal, overload
 from kvsim.api.given import RecordingLike, WorkloadLike, recording_of, requests_of
 from kvsim.diagnosis import RUNS_BESIDE_CHANGES, Diagnosis, engine_of
 from kvsim.diagnosis import diagnose as explain
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.errors import UnknownNameError, UsageError, shortened
 from kvsim.fitting import (
     RUNS_OF_LARGEST_LOAD,
     Answer,
@@ -26,13 +27,18 @@ from kvsim.fitting import (
 from kvsim.hardware import find_gpu
 from kvsim.kv_groups.specs import check_block_size, check_length
 from kvsim.models import find_model
-from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of
+from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of, number_of
+from kvsim.setting_fields import check_instance, whole_number
 from kvsim.simulation import EngineName
 
 Progress = Callable[[int, int], None]
 _NAMED = re.compile(r"(?:(\d+)x)?([^/]+)/(.+)")
 _MODEL_SETTINGS = ("kv_cache_dtype",)
 _SERVERS: dict[str, Any] = {"paged": Server, "radix": SGLangServer}
+
+
+_MOST_CHANGES = 100_000
+"""Largest number of changes that may be simulated."""
 
 
 @overload
@@ -52,9 +58,11 @@ def server(named: str, *, policy: str = "paged", **settings: Any) -> Server | SG
         UnknownNameError: no GPU, model or policy of a server is listed under that name.
         UsageError: `named` is malformed, or a setting is unknown or invalid.
     """
+    check_instance("a server", named, str, 'a GPU and a model, such as "H200/Llama-3-8B"')
     match = _NAMED.fullmatch(named.strip())
     if match is None:
         raise UsageError(f'a server is a GPU and a model, such as "H200/Llama-3-8B", not {named!r}.')
+    check_instance("the policy of a server", policy, str, "paged or radix")
     if policy not in _SERVERS:
         raise UnknownNameError("policy of a server", policy, _SERVERS)
     kind = _SERVERS[policy]
@@ -68,11 +76,13 @@ def server(named: str, *, policy: str = "paged", **settings: Any) -> Server | SG
     model = find_model(match[3]).served(tensor_parallel_size=int(match[1] or 1), **model_settings)
     defaults: dict[str, Any] = {"name": match[3]}
     if kind is Server:
+        release = settings.get("vllm", DEFAULT_RELEASE)
+        number_of(release)  # refuses what is no release
         check_length(model, settings.get("max_model_len"))
         check_block_size(model, settings.get("block_size"))
         defaults |= {
             "enable_prefix_caching": not model.recurrent_layers,
-            "gpu_memory_utilization": defaults_of(settings.get("vllm", DEFAULT_RELEASE)).gpu_memory_utilization,
+            "gpu_memory_utilization": defaults_of(release).gpu_memory_utilization,
         }
     found: Server | SGLangServer = kind(gpu=find_gpu(match[2]), model=model, **defaults | settings)
     found.policy()  # checks the settings
@@ -115,6 +125,8 @@ def fit(
         raise UsageError(f"think_s is {think_s}, and only users in a closed loop think; give users as well.")
     load = Load(workload=requests, users=users, think_s=think_s)
     known = server(on) if isinstance(on, str) else on
+    check_instance("on", known, SearchedServer, "a server, or its name such as 'H200/Llama-3-8B'")
+    _check_most(most)
     if engine == "auto":
         engine = engine_for(load, most + RUNS_OF_LARGEST_LOAD, known.memory, known.replicas)
     search = Search(num_jobs=num_jobs, engine=engine, progress=progress)
@@ -127,7 +139,7 @@ def diagnose(
     *,
     ttft_p99_s: float | None = None,
     tpot_p99_s: float | None = None,
-    times: str | None = None,
+    times: str | os.PathLike[str] | None = None,
     most: int = 40,
     num_jobs: int = -1,
     engine: EngineName = "auto",
@@ -150,8 +162,15 @@ def diagnose(
         WorkloadError: none of its requests has an answer.
     """
     subject = recording_of(recording)
+    check_instance("times", times, str | os.PathLike | None, "a profile or a machine card, by file or by name")
+    _check_most(most)
     if engine == "auto":
         engine = engine_of(subject, most + RUNS_BESIDE_CHANGES)
     search = Search(num_jobs=num_jobs, engine=engine, progress=progress)
     goal = Goal(ttft_p99_s=ttft_p99_s, tpot_p99_s=tpot_p99_s)
-    return explain(subject, search, goal=goal, times=times, most=most)
+    return explain(subject, search, goal=goal, times=None if times is None else os.fspath(times), most=most)
+
+
+def _check_most(most: int) -> None:
+    if whole_number("most", most, at_least=0) > _MOST_CHANGES:
+        raise UsageError(f"most is {shortened(most)}; it must be at most {_MOST_CHANGES:,} changes.")

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvsim.display.text import html_text
+from kvsim.errors import UsageError, described
 from kvsim.recording.tables import as_pandas
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ class Rows(Sequence[Mapping[str, Any]]):
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], first: Sequence[str] = ()) -> None:
         """Store the mappings `rows`. The columns `first` are displayed before all others."""
+        if not all(isinstance(row, Mapping) for row in _several("rows", rows)):
+            raise UsageError("each of rows should be a mapping from the names of columns to values.")
         self._rows = tuple(rows)
-        self._first = tuple(first)
+        self._first = tuple(_several("first", first))
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -86,6 +89,13 @@ class Rows(Sequence[Mapping[str, Any]]):
         names |= dict.fromkeys(name for name in _SHOWN if any(row.get(name) not in (None, "") for row in self._rows))
         head = [_SHOWN.get(name, name.replace("_", " ")) for name in names]
         return [head, *([_formatted(row.get(name)) for name in names] for row in self._rows)]
+
+
+def _several(name: str, values: Any) -> Any:
+    """Check that the argument `name` is a sequence, but no text, and return it."""
+    if isinstance(values, str | bytes) or not isinstance(values, Sequence):
+        raise UsageError(f"{name} should be a list, not {described(values)}.")
+    return values
 
 
 def _formatted(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields, replace
 from itertools import product
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.api.given import PolicyLike, checked, policy_of
 from kvsim.api.named_machine import DEFAULT_MACHINE, MachineLike, machine, machine_for
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, described
 from kvsim.experiments.sweeps import Point
 from kvsim.hardware import GIB
 from kvsim.policies import AnyPolicy, Paged
 from kvsim.policies.custom import CustomPolicy
-from kvsim.setting_fields import settings_in
+from kvsim.setting_fields import check_instance, settings_in
 from kvsim.simulation import Machine
 from kvsim.sizing.machine_settings import MachineSettings
 
@@ -49,6 +49,10 @@ def points_of(
     given by name; None for that of the machine. With `refuse_misfits`, a run leaves out requests that can never be
     served.
     """
+    check_instance("vary", vary, Mapping, "a mapping such as {'num_blocks': [1000, 2000]}")
+    for name, several in vary.items():
+        if isinstance(several, str | bytes) or not isinstance(several, Iterable):
+            raise UsageError(f"the values of {name} in vary should be a list, not {described(several)}.")
     points = []
     for values in product(*vary.values()):
         settings = dict(zip(vary, values, strict=True))
@@ -59,7 +63,7 @@ def points_of(
         for name in settings.keys() - of_machine.keys() - {"policy"}:
             varied = _with_setting(varied, name, settings[name])
         if "num_blocks" in of_machine:
-            on = _with_blocks(on, int(of_machine["num_blocks"]), varied)
+            on = _with_blocks(on, of_machine["num_blocks"], varied)
         words = {name: _in_table(value) for name, value in settings.items()}
         points.append(
             Point(settings=words, workload=workload, policy=varied, machine=on, refuse_misfits=refuse_misfits)
@@ -73,6 +77,10 @@ def _machine_with(
     """Return the machine `given` with the settings `changes`. `num_blocks` is checked here and applied later, by
     `_with_blocks`.
     """
+    for name in _MEMORY & changes.keys():
+        if changes[name] is None:
+            raise UsageError(f"the values of {name} in vary should be numbers, not None.")
+    MachineSettings(**changes)  # checks the types and bounds
     if set(changes) <= _MEMORY:
         if len(changes) > 1:
             raise UsageError("kv_gib and num_blocks set the same value; vary only one.")

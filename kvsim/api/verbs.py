@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -17,13 +17,14 @@ from kvsim.api.given import PolicyLike, RecordingLike, WorkloadLike, checked, po
 from kvsim.api.named_machine import MachineLike, machine_for
 from kvsim.api.rows import Rows
 from kvsim.api.sweep_points import points_of
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, described
 from kvsim.experiments import sweeps, validation
 from kvsim.experiments.upgrades import Upgrade, explain_upgrade
 from kvsim.policies import EVERY_POLICY, OF_IMAGES, AnyPolicy, ContinuousSettings, Paged
 from kvsim.policies.connectors import KvLink
 from kvsim.policies.routers import RouteName, Router
 from kvsim.profiles import Profile
+from kvsim.setting_fields import check_instance, check_progress, whole_number
 from kvsim.simulation import Disaggregation, Machine, Options, PrefixStore, Replicas
 
 if TYPE_CHECKING:
@@ -164,14 +165,14 @@ def _equal_servers(
     route_lag_s: float,
     store: PrefixStore | None,
 ) -> Replicas | None:
-    if on.model.data_parallel_size > 1 and (number is None or number > 0):
+    if number is not None:
+        whole_number("replicas", number)
+    if on.model.data_parallel_size > 1:
         return Replicas.ranks_of(on, policy, number or 1, route=route, route_lag_s=route_lag_s, store=store)
     if number is None:
         if route is not None or route_lag_s or store is not None:
             raise UsageError("route, route_lag_s and prefix_store are for several servers; give replicas as well.")
         return None
-    if number < 1:
-        raise UsageError(f"replicas should be at least 1, not {number}.")
     return Replicas(number=number, route=route, route_lag_s=route_lag_s, store=store)
 
 
@@ -198,11 +199,15 @@ def compare(
     if policies is None:
         policies = EVERY_POLICY if requests.images is None else OF_IMAGES
     if not isinstance(policies, Mapping):
+        if isinstance(policies, str | bytes) or not isinstance(policies, Iterable):
+            raise UsageError(f"policies should be a list such as ['paged', 'static'], not {described(policies)}.")
         policies = [checked(each) for each in policies]
         names = [each if isinstance(each, str) else each.name for each in policies]
         if len(set(names)) < len(names):
             raise UsageError(f"two of the policies {', '.join(names)} have one name; give a mapping of names to them.")
         policies = dict(zip(names, policies, strict=True))
+    for name in policies:
+        check_instance("the name of a policy", name, str, "a text")
     policies = {name: checked(each) for name, each in policies.items()}
     if not policies:
         raise UsageError("there is nothing to compare; give at least one policy.")
@@ -237,6 +242,7 @@ def compare_releases(
         UsageError: a release is unknown, or `new` is older than `old`. Also the errors of `simulate`.
     """
     requests, source = requests_of(workload)
+    check_instance("policy", policy, Paged | None, "a Paged, or None for the defaults of each release")
     longest = _longest(machine, source)
 
     def setup(release: str) -> tuple[Paged, Machine]:
@@ -279,6 +285,8 @@ def sweep(
         UsageError: a name in `vary` is no setting, a setting has no values, or the table cannot be written.
     """
     requests, source = requests_of(workload)
+    check_progress(progress)
+    check_instance("table", table, str | os.PathLike | None, "the path of a Parquet file")
     longest = _longest(machine, source)
     points = points_of(requests, source, policy, machine, vary, longest=longest, refuse_misfits=refuse_misfits)
     with tempfile.TemporaryDirectory() as scratch:
@@ -300,6 +308,7 @@ def verify(recording: RecordingLike, progress: Callable[[int, int], None] | None
     """
     from kvsim.conformance import verify_recording  # noqa: PLC0415
 
+    check_progress(progress)
     return verify_recording(recording_of(recording), progress)
 
 
@@ -324,8 +333,11 @@ def validate(
             or machine.
     """
     measured = recording_of(recording)
+    check_progress(progress)
     if times is None or isinstance(times, str | os.PathLike):
         times = validation.times_of(measured, None if times is None else os.fspath(times))
+    elif not hasattr(times, "step_time"):
+        raise UsageError(f"times should be a profile or a card, by file or by name, not {described(times)}.")
     return validation.validate(times, measured, progress, vllm)
 
 
@@ -353,9 +365,11 @@ def calibrate(
     """
     from kvsim.calibration import calibrate as fit_profile  # noqa: PLC0415  imports the solver
     from kvsim.calibration import calibrate_card  # noqa: PLC0415
-    from kvsim.steptime.card import load_card  # noqa: PLC0415
+    from kvsim.steptime.card import Card, load_card  # noqa: PLC0415
 
     items = [recording_of(each) for each in recordings]
+    check_progress(progress)
+    check_instance("card", card, Card | str | os.PathLike | None, "a machine card, or its file")
     if card is None:
         return fit_profile(items, held_out=held_out, progress=progress)
     fitted, _ = calibrate_card(load_card(card) if isinstance(card, str | os.PathLike) else card, items)

@@ -16,11 +16,11 @@ from kvsim.cli.machine_flags import machine_of, memory_of
 from kvsim.cli.no_start import change_words, changes
 from kvsim.cli.scenario_flags import machine_options
 from kvsim.cli.show import echo, json_option, print_json, print_table
-from kvsim.display.text import size_words
+from kvsim.display.text import size_column, size_words
 from kvsim.errors import BudgetError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from kvsim.diagnosis.startup_log import StartupLog
     from kvsim.hardware import Gpu
@@ -70,6 +70,8 @@ _CACHE_SIZE_SETTINGS = ("gpu_memory_utilization", "max_model_len", "max_num_seqs
 with a note.
 """
 _COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
+_NO_BYTES = _COUNTS | {"concurrency", "usage", "encoder_tokens"}
+"""Figures that are no numbers of bytes."""
 _FAILURES = {
     "no_blocks": "The start failed: weights and activations leave nothing of the requested memory for the cache. Raise "
     "--gpu-memory-utilization, spread the model over more GPUs (--tensor-parallel-size), take a quantized model, or "
@@ -129,7 +131,7 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
     print_table(
         title,
         ["", log.source, "kvsim", "difference", "line", "meaning"],
-        [_cells(row) for row in rows],
+        _cells(rows),
         figures=(1, 2, 3, 4),
         note=note,
     )
@@ -276,16 +278,31 @@ def _figures_of_budget(budget: Budget, log: StartupLog, release: str | None) -> 
     return {name: value for name, value in computed.items() if value is not None}
 
 
-def _cells(row: _Row) -> tuple[str, ...]:
-    label, meaning = _WORDS[row.name]
-    computed = "" if row.computed is None else _figure(row.name, row.computed)
-    return label, _figure(row.name, row.logged), computed, _difference(row), f"{row.line or ''}", meaning
+def _cells(rows: Sequence[_Row]) -> list[tuple[str, ...]]:
+    """Return the cells of the table. All bytes have one unit, so that they can be added."""
+    values = [(row.name, value) for row in rows for value in (row.logged, row.computed) if value is not None]
+    sizes = [value for name, value in values if name not in _NO_BYTES]
+    in_unit = dict(zip(sizes, size_column(sizes), strict=True))
+
+    def figure(name: str, value: float | None) -> str:
+        if value is None:
+            return ""
+        return _figure(name, value) if name in _NO_BYTES else in_unit[value]
+
+    return [
+        (
+            _WORDS[row.name][0], figure(row.name, row.logged), figure(row.name, row.computed), _difference(row),
+            f"{row.line or ''}", _WORDS[row.name][1],
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def _figure(name: str, value: float) -> str:
+    """Return a figure that is no number of bytes as text."""
     if name in ("concurrency", "usage"):
         return f"{value:.2f}x" if name == "concurrency" else f"{100 * value:.0f} %"
-    return f"{value:,.0f}" if name in _COUNTS or name == "encoder_tokens" else size_words(int(value))
+    return f"{value:,.0f}"
 
 
 def _difference(row: _Row) -> str:

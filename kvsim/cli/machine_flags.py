@@ -40,11 +40,15 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     from kvsim.models import find_model, taken_for
     from kvsim.sizing.machine_settings import served_with
 
-    gpu, number = find_gpus(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
-    named = flags["model"] or (None if meta is not None else "Meta-Llama-3-8B")
+    gpu_name, named = flags["gpu"], flags["model"]
+    if gpu_name is None:
+        gpu_name = meta.gpu if meta is not None else "H200"
+    if named is None and meta is None:
+        named = "Meta-Llama-3-8B"
+    gpu, number = find_gpus(gpu_name)
     length = flags.get("max_model_len")
     longest = None if length == AUTO_LENGTH else length
-    model = served_model(meta) if named is None and meta is not None else find_model(named or "", longest)
+    model = served_model(meta) if named is None and meta is not None else find_model(named, longest)
     if note := taken_for(named, model) if named else "":
         echo(f"note: {note}", err=True)
     share = {} if number is None else {"tensor_parallel_size": _tensor_parallel_size(number, flags)}
@@ -162,7 +166,7 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
             keeps_every_state=defaults.keeps_every_state,
             estimates_graphs=defaults.estimates_graphs and not flags.get("enforce_eager"),
             max_num_seqs=num_seqs,
-            oversize=flags["oversize"],
+            oversize=bool(flags["oversize"]),
             enable_prefix_caching=caches_prefixes(flags, model),
             hybrid_manager=flags["hybrid_manager"] is not False,
             max_model_len=max_model_len,

@@ -18,7 +18,9 @@ import numpy.typing as npt
 from kvsim.engine.paged.prefix_keys import prompt_keys, with_answers
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies.settings import PrefixEviction
+from kvsim.setting_fields import check_instance, whole_number
 from kvsim.workload import Workload
+from kvsim.workload.lengths import check_tokens
 
 
 class _Blocks(NamedTuple):
@@ -56,6 +58,12 @@ def hits_in_order(
         UsageError: there is no such rule.
         WorkloadError: the prompts are hashed in units that are not whole blocks of `block_size` tokens.
     """
+    check_instance(
+        "the workload", workload, Workload, "a Workload, as kvsim.generate or kvsim.read_workload returns it"
+    )
+    check_instance("eviction", eviction, str, "optimal or lru")
+    whole_number("num_blocks", num_blocks)
+    check_tokens("block_size", block_size)
     rules = {PrefixEviction.OPTIMAL.value: _optimal, PrefixEviction.LRU.value: _least_recent}
     if eviction not in rules:
         raise UsageError(f"eviction should be {' or '.join(rules)}, not {eviction!r}.")

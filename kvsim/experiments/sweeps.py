@@ -24,7 +24,7 @@ import numpy as np
 
 from kvsim.display.text import in_full
 from kvsim.errors import KvsimError, UsageError, WorkerDiedError
-from kvsim.experiments.workers import Backend, Workers, workers
+from kvsim.experiments.workers import Backend, Workers, check_number_of_jobs, workers
 from kvsim.files.arrow_table import read_table
 from kvsim.files.atomic import check_folder, unwritable, whole_file
 from kvsim.files.marks import maker_of
@@ -156,6 +156,7 @@ def sweep(
         raise UsageError("a sweep needs at least one point.")
     file = Path(table)
     check_folder(file)
+    check_number_of_jobs(num_jobs)
     parts = file.with_name(f"{file.name}.parts")
     with _locked(parts, file):
         by_key = {point.key: point for point in points}

@@ -20,7 +20,7 @@ from kvsim.errors import KvsimError
 from kvsim.kv_groups import CachePlan, CacheSettings
 from kvsim.metrics import summarize
 from kvsim.policies import Paged, Pipeline
-from kvsim.policies.releases import Change, net_changes, rules_of, varied
+from kvsim.policies.releases import Change, net_changes, number_of, rules_of, varied
 from kvsim.recording import MemoryKind
 from kvsim.simulation import simulate
 
@@ -130,6 +130,7 @@ def explain_upgrade(
     Raises:
         UsageError: a release is not known, or `new` is older than `old`.
     """
+    number_of(old), number_of(new)  # refuse what is no release
     changes, progress = net_changes(old, new), options.pop("progress", None)
 
     def run_with(release: str) -> _Simulated:

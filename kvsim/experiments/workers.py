@@ -9,8 +9,9 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Literal, Protocol, TypeVar
 
-from kvsim.errors import MissingExtraError, UsageError
+from kvsim.errors import MissingExtraError, UsageError, shortened
 from kvsim.experiments.interrupts import interrupted_later
+from kvsim.setting_fields import is_whole
 
 Backend = Literal["loky", "dask", "ray"]
 Result = TypeVar("Result")
@@ -27,6 +28,12 @@ class Workers(Protocol):
 
         Several tasks may have the same object as first argument, which a cluster receives only once.
         """
+
+
+def check_number_of_jobs(num_jobs: int) -> None:
+    """Raise a `UsageError` if `num_jobs` is neither a whole number from 1 on nor -1, which means all cores."""
+    if not is_whole(num_jobs) or (num_jobs < 1 and num_jobs != -1):
+        raise UsageError(f"num_jobs should be at least 1, or -1 for all cores, not {shortened(num_jobs)}.")
 
 
 @contextmanager

@@ -8,12 +8,26 @@ from errno import ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UsageError, reason_of
+from kvsim.errors import UsageError, reason_of, shortened
 from kvsim.files.marks import HTML_COMMENT, Comment, mark_file
 from kvsim.files.scratch import keep_access, replace_folder, scratch_beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+def real_path(path: str | os.PathLike[str]) -> Path:
+    """Return `path` without symbolic links.
+
+    Raises:
+        UsageError: it has a character that no path can have.
+    """
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError as error:
+        raise UsageError(
+            f"{shortened(os.fspath(path))} is no path: {reason_of(error)}; choose another name."
+        ) from error
 
 
 @contextmanager
@@ -27,7 +41,7 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
     Raises:
         UsageError: the file cannot be written.
     """
-    target = Path(os.path.realpath(path))
+    target = real_path(path)
     if target.is_dir():
         raise UsageError(f"cannot write {path}: it is a folder; name a file.")
     try:
@@ -67,7 +81,7 @@ def whole_folder(path: str | os.PathLike[str], *, replacing: bool = False) -> It
     Raises:
         UsageError: the folder exists, or cannot be written.
     """
-    target = Path(os.path.realpath(path))
+    target = real_path(path)
     if os.path.lexists(target) and not (replacing and target.is_dir()):
         raise UsageError(f"{path} exists; name a new folder, nothing was overwritten.")
     try:

@@ -11,6 +11,8 @@ import stat
 import zlib
 from typing import TYPE_CHECKING, BinaryIO
 
+from kvsim.errors import reason_of
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -42,7 +44,10 @@ def open_file(file: Path) -> BinaryIO:
     Raises:
         OSError: it cannot be opened, or is a folder, pipe or device.
     """
-    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except ValueError as error:  # the path has a character that no path can have
+        raise OSError(errno.EINVAL, reason_of(error)) from error
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.metrics.steady import Steadiness
+from kvsim.setting_fields import is_finite
 
 if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
@@ -31,8 +32,8 @@ class Goal:
 
     def __post_init__(self) -> None:
         for name, value in (("--ttft-p99", self.ttft_p99_s), ("--tpot-p99", self.tpot_p99_s)):
-            if value is not None and not 0 < value < math.inf:
-                raise UsageError(f"{name} should be a positive number of seconds, not {value}.")
+            if value is not None and not (is_finite(value) and value > 0):
+                raise UsageError(f"{name} should be a positive number of seconds, not {shortened(value)}.")
 
     def misses(self, outcome: Outcome) -> dict[str, float]:
         """Return how far each missed condition is exceeded, by the name of the condition; empty if the load fits.

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from kvsim.engine.paged.prefix_keys import prompt_keys
+from kvsim.errors import UsageError, shortened
 from kvsim.metrics.steady import FEWEST_REQUESTS, Steadiness, SteadyPart
 from kvsim.recording import RequestStatus
+from kvsim.setting_fields import is_finite, whole_number
 from kvsim.workload import Images, Ragged, Turns, Workload
 from kvsim.workload.request_rules import SCALAR_COLUMNS
+from kvsim.workload.synthetic import MOST_REQUESTS
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -53,6 +56,12 @@ class Load:
     """True if an open loop repeats its requests until its output rate settles; False for exactly these requests."""
     asked_rate_per_s: float | None = None
     """Requested rate of an open loop, in requests per second; None if no rate was requested."""
+
+    def __post_init__(self) -> None:
+        if self.users is not None and whole_number("users", self.users) > MOST_REQUESTS:
+            raise UsageError(f"users should be at most {MOST_REQUESTS:,}, not {shortened(self.users)}.")
+        if not (is_finite(self.think_s) and self.think_s >= 0):
+            raise UsageError(f"think_s should be a number of seconds, 0 or more, not {shortened(self.think_s)}.")
 
     def of_users(self, users: int) -> Load:
         """Return this load with another number of users. Each user sends about as many requests as before."""

@@ -9,13 +9,14 @@ from functools import partial
 from math import sqrt
 from typing import TYPE_CHECKING, Any
 
-from kvsim.experiments.workers import workers
+from kvsim.experiments.workers import check_number_of_jobs, workers
 from kvsim.fitting.changes import changes
 from kvsim.fitting.largest import Largest, largest_load
 from kvsim.fitting.outcome import Outcome, evaluate
 from kvsim.fitting.server_change import ServerChange
 from kvsim.machines import interval_in
 from kvsim.machines.known_errors import PREEMPTIONS
+from kvsim.setting_fields import check_progress
 from kvsim.simulation.modes import engine_for_several
 
 if TYPE_CHECKING:
@@ -90,6 +91,10 @@ class Search:
     """Number of processes; -1 for one per core."""
     engine: EngineName = "auto"
     progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        check_number_of_jobs(self.num_jobs)
+        check_progress(self.progress)
 
     def results(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         """Return the results of `tasks` in order. Up to `num_jobs` processes run them; one job means this process.

@@ -9,10 +9,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from kvsim.errors import UsageError
 from kvsim.fitting.checkpoint import checkpoint_of
 from kvsim.hardware import Gpu
 from kvsim.models import Model
+from kvsim.setting_fields import check_instance, whole_number
 from kvsim.simulation import Replicas
 
 if TYPE_CHECKING:
@@ -45,8 +45,9 @@ class SearchedServer(ABC):
     """Number of servers, prefill servers included."""
 
     def __post_init__(self) -> None:
-        if self.replicas < 1:
-            raise UsageError(f"replicas should be at least 1, not {self.replicas}.")
+        check_instance("gpu", self.gpu, Gpu, "a Gpu, as find_gpu returns it")
+        check_instance("model", self.model, Model, "a Model, as find_model returns it")
+        object.__setattr__(self, "replicas", whole_number("replicas", self.replicas))
 
     def __repr__(self) -> str:
         several = f"{self.replicas} of " if self.replicas > 1 else ""

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from kvsim.engine.initialization import memory_of
-from kvsim.errors import BudgetError, UsageError
+from kvsim.errors import BudgetError, UsageError, shortened
 from kvsim.fitting.checkpoint import command_of
 from kvsim.fitting.searched_server import NamedLimit, SearchedServer
 from kvsim.hardware import Gpu
@@ -19,7 +19,7 @@ from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
-from kvsim.setting_fields import python_setting, settings_in, values_of
+from kvsim.setting_fields import is_finite, python_setting, settings_in, values_of
 from kvsim.simulation import Machine
 from kvsim.sizing.activations import peak_activations
 from kvsim.sizing.sglang_budget import (
@@ -66,6 +66,9 @@ class SGLangServer(SearchedServer, SGLangSettings):
 
     def __post_init__(self) -> None:
         SearchedServer.__post_init__(self)
+        share = self.mem_fraction_static
+        if share is not None and not is_finite(share):
+            raise UsageError(f"mem_fraction_static is {shortened(share)}; it must be above 0 and below 1.")
         defaults: dict[str, Any] = {
             "context_length": self.model.max_position_embeddings,
             **defaults_on(self.gpu, self.model),

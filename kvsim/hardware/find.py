@@ -8,7 +8,9 @@ from pathlib import Path
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.hardware.gpu import GPUS, Gpu, read_gpu
+from kvsim.setting_fields import check_instance
 
+_NAMES = "a name such as 'H200', or the path of a .toml file"
 _VENDORS = frozenset(("nvidia", "amd", "geforce", "tesla", "instinct", "gpu", "workstation", "edition"))
 _FORMS = frozenset(("sxm", "sxm2", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e"))
 _REQUIRED = frozenset(("pcie", "pro", "nvl"))
@@ -23,6 +25,7 @@ def find_gpus(name: str) -> tuple[Gpu, int | None]:
         UnknownNameError: the name matches no listed GPU, or more than one.
         UsageError: the number is 0, the file cannot be read, or it describes no GPU.
     """
+    check_instance("a GPU", name, str, _NAMES)
     several = _SEVERAL.fullmatch(name.strip())
     if several is None:
         return find_gpu(name), None
@@ -42,6 +45,7 @@ def find_gpu(name: str) -> Gpu:
         UnknownNameError: the name matches no listed GPU, or more than one.
         UsageError: the file cannot be read, or describes no GPU.
     """
+    check_instance("a GPU", name, str, _NAMES)
     if name.endswith(".toml"):
         return read_gpu(Path(name).expanduser())
     words = _words(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +13,10 @@ from kvsim.files.arrow_table import is_parquet
 from kvsim.importers import column_names, conversations, mooncake, plain, ragpulse, sharegpt, vllm_bench, workload_file
 from kvsim.importers.recordings import workload_of
 from kvsim.importers.source import TextSource
+from kvsim.setting_fields import check_instance
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from kvsim.workload import Workload
 
@@ -74,8 +76,13 @@ def read_workload(
         RecordingError: the folder is not a recording.
         WorkloadError: the format is unknown, or a request is invalid.
     """
+    check_instance("the path of a workload", path, str | os.PathLike, "a text or a path")
+    check_instance("form", form, str | None, f"one of {', '.join(FORMATS)}, or None")
     if form is not None and form not in FORMATS:
         raise UnknownNameError("format", form, FORMATS)
+    check_instance("columns", columns, Mapping | None, "a mapping such as {'arrival_s': 'time'}")
+    for part in (part for pair in (columns or {}).items() for part in pair):
+        check_instance("a name in columns", part, str, "a text")
     file = Path(path)
     if columns:
         if form not in (None, "csv"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.errors import WorkloadError
+from kvsim.errors import UsageError, WorkloadError, described
 from kvsim.workload import Images, Turns, Workload
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True
     Raises:
         WorkloadError: no request of the recording has an output.
     """
+    if not hasattr(recording, "requests"):
+        raise UsageError(f"a recording is one that was read, as kvsim.read returns it, not {described(recording)}.")
     requests = recording.requests
     rows = np.flatnonzero(requests.output_tokens > 0)
     if not len(rows):

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.errors import UsageError, WorkloadError
+from kvsim.errors import WorkloadError
 from kvsim.workload import Workload
+from kvsim.workload.synthetic import check_seed
 
 if TYPE_CHECKING:
     from kvsim.workload import Arrivals
@@ -76,10 +77,9 @@ def arriving(workload: Workload, arrivals: Arrivals, seed: int) -> Workload:
     In a session, only the first turn gets an arrival time, because the others wait for answers.
 
     Raises:
-        UsageError: the seed is negative.
+        UsageError: the seed is no whole number, or negative.
     """
-    if seed < 0:
-        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+    check_seed(seed)
     first = np.ones(len(workload), np.bool_) if workload.turns is None else workload.turns.after < 0
     arrival_s = np.zeros(len(workload))
     arrival_s[first] = arrivals.sample(int(first.sum()), np.random.default_rng(seed))

@@ -164,7 +164,7 @@ def check_length(model: Model, max_model_len: int | None) -> None:
     that is not set, is accepted.
     """
     longest = model.max_position_embeddings
-    if max_model_len is not None and max_model_len > longest:
+    if max_model_len is not None and whole_number("max_model_len", max_model_len) > longest:
         raise UsageError(
             f"vLLM does not serve {model.name} with --max-model-len {max_model_len}: its configuration allows "
             f"{longest:,} tokens (max_position_embeddings); take that or less."
@@ -176,7 +176,7 @@ def check_block_size(model: Model, block_size: int | None) -> None:
     size that is not set, is accepted.
     """
     least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
-    if block_size is not None and model.attention_layers and block_size % least:
+    if block_size is not None and model.attention_layers and whole_number("block_size", block_size) % least:
         raise UsageError(
             f"vLLM has no attention kernel for blocks of {block_size} tokens; --block-size should be a multiple of "
             f"{least} for {model.name}."

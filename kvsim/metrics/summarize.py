@@ -9,15 +9,18 @@ import numpy as np
 from kvsim.metrics.slot_account import Waste, waste
 from kvsim.metrics.sums import GapFigures, StepFigures, Sums
 from kvsim.metrics.waiting import Limits
+from kvsim.recording import Recording
 from kvsim.recording.tables import ImageEventKind
+from kvsim.setting_fields import check_instance
 
 if TYPE_CHECKING:
     from kvsim.metrics.summary import Summary
-    from kvsim.recording import Recording
 
 
 def summarize(recording: Recording, slots: Waste | None = None) -> Summary:
     """Return the summary of `recording`. `slots` has its slots by state; if it is None, they are computed."""
+    check_instance("the recording", recording, Recording, "one that was read, as kvsim.read returns it")
+    check_instance("slots", slots, Waste | None, "the result of kvsim.metrics.waste, or None")
     meta = recording.meta
     if slots is None and len(recording.steps):
         slots = waste(recording)

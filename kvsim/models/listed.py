@@ -19,6 +19,7 @@ from kvsim.files.contents import content_of
 from kvsim.models.huggingface import from_fields, read_config
 from kvsim.models.shape import Model
 from kvsim.models.weights import find_quantization
+from kvsim.setting_fields import check_instance, whole_number
 
 _VARIANTS = frozenset(("instruct", "it", "pt", "chat", "hf", "base", "bf16", "meta", "nvidia", "c4ai"))
 """Words in the name of a model that do not change its shape: names of variants and makers."""
@@ -105,6 +106,11 @@ def find_model(name: str, longest: int | None = None) -> Model:
         UnknownNameError: the name matches no listed model, or more than one.
         UsageError: the file describes no model that kvsim knows.
     """
+    check_instance("a model", name, str, "a name such as 'Llama-3-8B', or a path")
+    if not name.strip():
+        raise UnknownNameError("model", name, _tables(), listed_by="kvsim size --list")
+    if longest is not None:
+        longest = whole_number("longest", longest)
     if _names_a_path(name) and (file := _config_of(name)) is not None:
         return read_config(file, longest)
     name = _unfolded(name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvsim.errors import UsageError
+from kvsim.setting_fields import check_instance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +86,7 @@ def find_quantization(name: str) -> Quantization | None:
     Raises:
         UsageError: the name is unknown.
     """
+    check_instance("--quantization", name, str, f"one of {', '.join(QUANTIZATIONS)}")
     method = _ALSO.get(name.casefold(), name.casefold())
     if method not in QUANTIZATIONS:
         raise UsageError(f"--quantization should be one of {', '.join(QUANTIZATIONS)}, not {name!r}.")

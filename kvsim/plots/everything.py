@@ -23,6 +23,7 @@ from kvsim.plots.sessions_over_time import sessions
 from kvsim.plots.waste_bars import waste_bars
 from kvsim.plots.waste_over_time import waste_over_time
 from kvsim.plots.words import distinct_names, policy_label
+from kvsim.setting_fields import check_instance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,6 +74,8 @@ def figure_of(kind: str, runs: Sequence[Recording], *, purpose: Purpose = "web",
         UsageError: the kind does not fit the number of runs.
         RecordingError: a run lacks the data for it.
     """
+    for name, value in (("kind", kind), ("purpose", purpose), ("theme", theme)):
+        check_instance(f"the {name} of a figure", value, str, "a text")
     check_kind(kind, len(runs))
     points = [RunPoint.of(run) for run in runs] if kind in OF_A_SWEEP else runs
     return FIGURES[kind](*points, purpose=purpose, theme=theme)

@@ -349,7 +349,7 @@ def number_of(release: str) -> tuple[int, int, int]:
     Raises:
         UsageError: `release` does not begin with a release number.
     """
-    found = _NUMBER.match(release)
+    found = _NUMBER.match(release) if isinstance(release, str) else None
     if not found:
         raise UsageError(f"vllm should be a release such as {NEWEST}, not {shortened(release)}.")
     major, minor, patch = found.groups(default="0")

@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvsim.errors import UsageError
 from kvsim.policies.acceptance import rates_of
-from kvsim.policies.releases import DEFAULT_RELEASE, NEWEST, OLDEST, check_feature, check_has, defaults_of, rules_of
+from kvsim.policies.releases import (
+    DEFAULT_RELEASE,
+    NEWEST,
+    OLDEST,
+    check_feature,
+    check_has,
+    defaults_of,
+    number_of,
+    rules_of,
+)
 from kvsim.policies.speculative_config import SpeculativeConfig, canonical
 from kvsim.setting_fields import check_settings, python_setting, setting, settings_in
 
@@ -192,6 +201,7 @@ class ContinuousSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        number_of(self.vllm)  # refuses what is no release
         if (self.max_cpu_loras or self.max_loras) < self.max_loras:
             raise UsageError(
                 f"max_cpu_loras should be at least the {self.max_loras} of max_loras, not {self.max_cpu_loras}: vLLM "

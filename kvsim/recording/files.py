@@ -22,6 +22,7 @@ from kvsim.recording.shipped import is_shipped
 from kvsim.recording.shipped_requests import read_shipped_requests
 from kvsim.recording.tables import Requests
 from kvsim.recording.writer import RecordingWriter
+from kvsim.setting_fields import check_instance
 
 _ATTEMPTS = 20
 """Largest number of attempts to read a folder that another process replaces meanwhile."""
@@ -137,6 +138,8 @@ def write(recording: Recording, path: str | os.PathLike[str], *, overwrite: bool
         RecordingError: `path` exists and may not be replaced, or it cannot be written.
         IntegrityError: the recording is inconsistent; nothing was written.
     """
+    check_instance("the recording", recording, Recording, "one that was read, as kvsim.read returns it")
+    check_instance("the folder of a recording", path, str | os.PathLike, "a path")
     with RecordingWriter(path, overwrite=overwrite) as writer:
         for table in recording.tables:
             writer.append(table)

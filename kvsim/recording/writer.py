@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from kvsim.errors import IntegrityError, RecordingError, reason_of
+from kvsim.files.atomic import real_path
 from kvsim.files.identity import identity_of
 from kvsim.files.scratch import replace_folder, scratch_beside
 from kvsim.recording import provenance
@@ -48,7 +49,7 @@ class RecordingWriter:
         overwrite: True to replace a recording with another `source` (kind of program that made it), too. A recording
             with the same source is replaced in any case.
         """
-        self._target = Path(os.path.realpath(path))
+        self._target = real_path(path)
         self._overwrite = overwrite
         self._files: dict[str, TableFile] = {}
         self._stack = ExitStack()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
+from numbers import Integral, Real
 from threading import Lock
 
 import numpy as np
@@ -29,6 +30,7 @@ from kvsim.replay.resets import reset_at_allocations
 from kvsim.replay.unit_slots import Numbers, UnitContents, slots_of_groups, slots_of_units, table_groups
 from kvsim.replay.unit_states import SingleUnits, UnitStates
 from kvsim.replay.waiting import Waiting
+from kvsim.setting_fields import check_instance
 
 _UNITS_AT_ONCE = 1 << 16
 """Number of units that are split into states together, so that their data fits into the CPU cache."""
@@ -47,6 +49,7 @@ class Replay:
         Raises:
             RecordingError: it has no steps, or allocates a unit while a request holds it.
         """
+        check_instance("the recording", recording, Recording, "one that was read, as kvsim.read returns it")
         if not len(recording.steps):
             raise RecordingError(f"recording {recording.name!r} has no steps, so there is nothing to replay.")
         self.recording = recording = with_addresses(recording)
@@ -142,6 +145,7 @@ class Replay:
 
     def frame_at(self, time_s: float) -> int:
         """Return the last frame that begins at or before `time_s`; 0 if none does."""
+        check_instance("time_s", time_s, Real, "a number of seconds")
         if time_s >= self.recording.duration_s:
             return self.num_frames - 1
         return max(0, int(np.searchsorted(self.recording.steps.start_s, time_s, side="right")) - 1)
@@ -167,6 +171,7 @@ class Replay:
 
         With `after_output`, show the pool after the output of the frame's step, if no step is in flight at that output.
         """
+        check_instance("frame", frame, Integral, "a whole number")
         with self._moving:
             self.frame, self.after_output = min(max(frame, 0), self.num_frames - 1), after_output
             if self._contents is not None:

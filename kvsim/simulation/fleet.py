@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.metrics.summary import Summary
 from kvsim.policies import AnyPolicy, Paged, base_of
@@ -20,12 +19,13 @@ from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRan
 from kvsim.recording import Recording, write
 from kvsim.recording.row_sinks import RowSink, RowsInMemory
 from kvsim.recording.tables import Requests
+from kvsim.setting_fields import check_instance, is_finite
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.prefill_decode import Disaggregation, PrefillDecodeRun, check_policy
 from kvsim.simulation.prefix_store import PrefixStore, StoreTotals
-from kvsim.simulation.setup import Options, Setup, check_number_of_ranks
+from kvsim.simulation.setup import Options, Setup, check_number_of_ranks, check_number_of_servers, check_route
 from kvsim.simulation.simulation_run import SimulationRun, record_setup
 from kvsim.workload import Workload
 
@@ -119,9 +119,15 @@ class Replicas:
     """Prefix store that all servers share; None without one."""
 
     def __post_init__(self) -> None:
+        check_number_of_servers("--replicas", self.number)
         check_number_of_ranks(self.ranks)
-        if not 0 <= self.route_lag_s < inf:
-            raise UsageError(f"--route-lag should be a number of seconds, 0 or more, not {self.route_lag_s!r}.")
+        if self.route is not None:
+            check_route(self.route)
+        if not (is_finite(self.route_lag_s) and self.route_lag_s >= 0):
+            raise UsageError(
+                f"--route-lag should be a number of seconds, 0 or more, not {shortened(self.route_lag_s)}."
+            )
+        check_instance("the prefix store", self.store, PrefixStore | None, "a kvsim.simulation.PrefixStore")
 
     @classmethod
     def ranks_of(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from numbers import Real
 
 from kvsim.engine.coefficients import coefficients_of
-from kvsim.errors import BudgetError, UsageError
+from kvsim.errors import BudgetError, UsageError, described
 from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.kv_groups.grouping import hashed_by_mode
@@ -19,7 +20,18 @@ from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of, rules_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Pool
 from kvsim.recording.model import MAX_UNITS, WindowPool
-from kvsim.steptime import StepTimeModel
+from kvsim.setting_fields import check_instance, whole_number
+from kvsim.steptime import COEFFICIENTS, StepTimeModel
+
+
+def _check_coefficients(times: StepTimeModel) -> None:
+    """Check that all coefficients of the step times are numbers."""
+    for stage in coefficients_of(times):
+        for name in COEFFICIENTS:
+            value = getattr(stage, name)
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, bool) or not isinstance(number, Real) or number != number:
+                    raise UsageError(f"{name} of the step times should be a number, not {described(number)}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -33,6 +45,21 @@ class Machine:
     step_time: StepTimeModel
     max_model_len: int | None = None
     """Maximum tokens of a sequence for policies without a limit of their own. None: the model's limit."""
+
+    def __post_init__(self) -> None:
+        """Check the types; convert a number of NumPy.
+
+        Raises:
+            UsageError: a value is of another type, or a number is out of range.
+        """
+        check_instance("gpu", self.gpu, Gpu, "a Gpu, as find_gpu returns it")
+        check_instance("model", self.model, Model, "a Model, as find_model returns it")
+        if not hasattr(self.step_time, "label"):
+            raise UsageError(f"step_time should be a StepTimeModel, not {described(self.step_time)}.")
+        _check_coefficients(self.step_time)
+        object.__setattr__(self, "kv_bytes", whole_number("kv_bytes", self.kv_bytes, at_least=0))
+        if self.max_model_len is not None:
+            object.__setattr__(self, "max_model_len", whole_number("max_model_len", self.max_model_len))
 
     def __repr__(self) -> str:
         num_gpus = self.model.num_gpus * self.model.data_parallel_size

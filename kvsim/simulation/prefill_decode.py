@@ -20,18 +20,19 @@ import numpy as np
 import simpy
 
 from kvsim.engine.arrays import column
-from kvsim.errors import IntegrityError, UsageError
+from kvsim.errors import IntegrityError, UsageError, shortened
 from kvsim.policies import AnyPolicy, Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Remote, Role, refuse_with_connector
 from kvsim.policies.routers import RouteName, Router, ServersOfRanks, rank_names
 from kvsim.recording import Meta
 from kvsim.recording.row_sinks import RowSink
 from kvsim.recording.tables import Requests
+from kvsim.setting_fields import check_instance, is_finite
 from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
 from kvsim.simulation.machine import release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.results import rows_of, transfers_of
-from kvsim.simulation.setup import Setup, check_number_of_ranks, check_ranks
+from kvsim.simulation.setup import Setup, check_number_of_ranks, check_number_of_servers, check_ranks, check_route
 from kvsim.simulation.simulation_run import SimulationRun
 
 if TYPE_CHECKING:
@@ -62,11 +63,15 @@ class Disaggregation:
 
     def __post_init__(self) -> None:
         check_number_of_ranks(self.ranks)
-        if self.num_prefill < 1 or self.num_decode < 1:
+        if self.num_prefill == 0 or self.num_decode == 0:
             raise UsageError("prompts are computed and decoded apart by at least one server each; give --prefill and "
                              "--decode.")  # fmt: skip
-        if not 0 <= self.failed_share <= 1:
-            raise UsageError(f"failed_share should be from 0 to 1, not {self.failed_share!r}.")
+        check_number_of_servers("--prefill", self.num_prefill)
+        check_number_of_servers("--decode", self.num_decode)
+        check_route(self.route)
+        check_instance("the link of decode servers", self.link, KvLink, "a KvLink")
+        if not (is_finite(self.failed_share) and 0 <= self.failed_share <= 1):
+            raise UsageError(f"failed_share should be from 0 to 1, not {shortened(self.failed_share)}.")
 
     @property
     def route_name(self) -> str:

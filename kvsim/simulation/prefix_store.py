@@ -16,17 +16,18 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from math import inf, isnan
+from math import isnan
 from typing import TYPE_CHECKING, NamedTuple
 
 import simpy
 
 from kvsim.engine.paged import prefix_hits
 from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, WAITING
-from kvsim.errors import IntegrityError, UsageError
+from kvsim.errors import IntegrityError, UsageError, shortened
 from kvsim.hardware import GIB
 from kvsim.policies import Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Role, refuse_with_connector
+from kvsim.setting_fields import check_instance, is_finite
 
 if TYPE_CHECKING:
     from kvsim.simulation.server import ServerProcess
@@ -44,8 +45,9 @@ class PrefixStore:
     """Link of each server, or of each of its data-parallel ranks, to the store."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.gib < inf:
-            raise UsageError(f"--prefix-store-gib should be above 0 and finite, not {self.gib!r}.")
+        if not (is_finite(self.gib) and self.gib > 0):
+            raise UsageError(f"--prefix-store-gib should be above 0 and finite, not {shortened(self.gib)}.")
+        check_instance("the link of the prefix store", self.link, KvLink, "a KvLink")
 
     def connector(self, size: int) -> Connector:
         """Return the connector of a server in a workload of `size` requests."""

@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine.known_requests import Demand
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.errors import UnknownNameError, UsageError, described, shortened
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import AnyPolicy, Paged, Pipeline, Policy, describe
 from kvsim.profiles.extrapolation import provenance
 from kvsim.recording import Meta, Pool
+from kvsim.setting_fields import check_progress, whole_number
 from kvsim.simulation.demand import (
     demand_of,
     hash_ahead_tokens,
@@ -31,8 +32,8 @@ from kvsim.steptime import RankTimes, StepTimeModel
 from kvsim.steptime.kernels import Batch
 from kvsim.workload import Ragged, Workload
 
-_MOST_RANKS = 1_000
-"""Limit for the number of data-parallel ranks: the most servers that the command line allows."""
+MOST_SERVERS = 1_000
+"""Limit for the number of servers of one kind, and of data-parallel ranks."""
 ProgressCallback = Callable[[int, int], None]
 """Function that is called from time to time with the numbers of ended requests and of all requests."""
 
@@ -101,6 +102,7 @@ class Setup:
         """
         for name in options.keys() - Options.__annotations__.keys():
             raise UnknownNameError("option of a simulation", name, Options.__annotations__)
+        check_progress(options.get("progress"))
         base = machine.limited(policy)
         check_stages(machine, base)
         workload = with_image_tokens(workload, machine.model)
@@ -190,10 +192,21 @@ class Setup:
         )
 
 
+def check_number_of_servers(flag: str, num_servers: object) -> None:
+    """Check that the value of `flag` is a number of servers, from 1 to `MOST_SERVERS`."""
+    if whole_number(flag, num_servers) > MOST_SERVERS:
+        raise UsageError(f"{flag} should be at most {MOST_SERVERS:,} in a simulation, not {shortened(num_servers)}.")
+
+
+def check_route(route: object) -> None:
+    """Check that a router is given by name or as a function."""
+    if not (isinstance(route, str) or callable(route)):
+        raise UsageError(f"--route should be a name, a Python file or a function, not {described(route)}.")
+
+
 def check_number_of_ranks(num_ranks: int) -> None:
-    """Refuse more than `_MOST_RANKS` data-parallel ranks."""
-    if num_ranks > _MOST_RANKS:
-        raise UsageError(f"--data-parallel-size should be at most {_MOST_RANKS:,} in a simulation, not {num_ranks:,}.")
+    """Refuse more than `MOST_SERVERS` data-parallel ranks."""
+    check_number_of_servers("--data-parallel-size", num_ranks)
 
 
 def check_ranks(setup: Setup, num_ranks: int) -> None:

@@ -25,7 +25,7 @@ from kvsim.engine.custom.optimal_eviction import OptimalEviction
 from kvsim.engine.driver import Driver
 from kvsim.engine.initialization import EnginePlan, memory_of
 from kvsim.engine.state import Engine
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.metrics import Limits
 from kvsim.policies import AnyPolicy, Paged, Static, describe
 from kvsim.policies.connectors import STORE, Connector
@@ -39,6 +39,7 @@ from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.recording import Meta, Recording, RecordingWriter
 from kvsim.recording.row_sinks import RowSink, RowsInMemory
 from kvsim.recording.tables import Transfers
+from kvsim.setting_fields import is_finite, whole_number
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher
 from kvsim.simulation.image_inputs import encoding_of, image_numbers_of, recorded_images
 from kvsim.simulation.machine import Machine, release_of
@@ -475,10 +476,9 @@ def _users(options: Options) -> Users | None:
         if users_per_s != math.inf:
             raise UsageError(f"users_per_s is {users_per_s}, and there are no users; give users as well.")
         return None
-    if users < 1:
-        raise UsageError(f"users should be at least 1, not {users}.")
-    if not 0 <= think_s < math.inf:
-        raise UsageError(f"think_s should be a number of seconds, 0 or more, not {think_s}.")
-    if not users_per_s > 0:
-        raise UsageError(f"users_per_s should be a positive number, not {users_per_s}.")
+    users = whole_number("users", users)
+    if not (is_finite(think_s) and think_s >= 0):
+        raise UsageError(f"think_s should be a number of seconds, 0 or more, not {shortened(think_s)}.")
+    if users_per_s != math.inf and not (is_finite(users_per_s) and users_per_s > 0):
+        raise UsageError(f"users_per_s should be a positive number, not {shortened(users_per_s)}.")
     return Users(number=users, think_s=think_s, per_s=users_per_s)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvsim.display.text import html_text, size_column, size_words
 from kvsim.errors import BudgetError
-from kvsim.hardware import GIB
+from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import (
     CacheKind,
     CachePlan,
@@ -22,7 +22,8 @@ from kvsim.kv_groups import (
     pipeline_stages,
     plan_cache,
 )
-from kvsim.setting_fields import whole_number
+from kvsim.models import Model
+from kvsim.setting_fields import check_instance, whole_number
 from kvsim.sizing.budget_terms import (
     BudgetTerm,
     added_terms,
@@ -35,9 +36,6 @@ from kvsim.sizing.pool_settings import PoolSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from kvsim.hardware import Gpu
-    from kvsim.models import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +153,9 @@ def plan_budget(gpu: Gpu, model: Model, settings: PoolSettings | None = None) ->
         UsageError: a setting is out of range.
         BudgetError: the weights do not fit, or no memory is left for blocks.
     """
+    check_instance("gpu", gpu, Gpu, "a Gpu, as find_gpu returns it")
+    check_instance("model", model, Model, "a Model, as find_model returns it")
+    check_instance("settings", settings, PoolSettings | None, "PoolSettings, or None for vLLM's defaults")
     settings = settings or PoolSettings()
     cache, additions = settings.of_cache(gpu, model), added_terms(model, settings)
     if settings.num_blocks is not None or settings.kv_memory_bytes is not None:

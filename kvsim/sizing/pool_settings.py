@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, shortened
 from kvsim.kv_groups import CacheSettings
 from kvsim.kv_groups.specs import BACKEND_BLOCK, FLASHINFER_MLA_BLOCK
-from kvsim.setting_fields import whole_number
+from kvsim.setting_fields import check_instance, is_finite, whole_number
 
 if TYPE_CHECKING:
     from kvsim.hardware import Gpu
     from kvsim.models import Model
     from kvsim.models.layers import Layer
+
+
+_OPTIONAL_NUMBERS = ("kv_memory_bytes", "num_blocks", "block_size", "max_model_len", "max_in_flight_tokens")
+_SWITCHES = ("find_max_model_len", "keeps_every_state", "hybrid_manager", "oversize", "estimates_graphs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +94,19 @@ class PoolSettings:
             UsageError: a value is out of range.
         """
         share = self.gpu_memory_utilization
-        if not 0 < share <= 1:
-            raise UsageError(f"gpu_memory_utilization is {share}; it must be above 0 and at most 1.")
-        stated = [name for name in ("kv_memory_bytes", "num_blocks") if getattr(self, name) is not None]
-        for name in ("max_num_seqs", "max_num_batched_tokens", *stated):
+        if not (is_finite(share) and 0 < share <= 1):
+            raise UsageError(
+                f"gpu_memory_utilization is {shortened(share)}; it must be a number above 0 and at most 1."
+            )
+        stated = [name for name in _OPTIONAL_NUMBERS if getattr(self, name) is not None]
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_lora_rank", *stated):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        for name in ("num_drafts", "max_loras"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name), at_least=0))
+        for name in _SWITCHES:
+            check_instance(name, getattr(self, name), bool, "True or False")
+        check_instance("enable_prefix_caching", self.enable_prefix_caching, bool | None, "True, False or None")
+        check_instance("drafter", self.drafter, Drafter | None, "a Drafter")
 
 
 def _mla_block_size(gpu: Gpu) -> int | None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, described, shortened
+from kvsim.setting_fields import is_finite
 
 if TYPE_CHECKING:
     from kvsim.workload.columns import FloatArray
@@ -53,8 +53,10 @@ class Gamma:
 
     def __post_init__(self) -> None:
         _check_rate(self.rate_per_s)
-        if not 1e-3 <= self.cv <= 1e3:
-            raise UsageError(f"cv of the gaps is {self.cv}; it must be 0.001 to 1000 (for even gaps use Constant).")
+        if not (is_finite(self.cv) and 1e-3 <= self.cv <= 1e3):
+            raise UsageError(
+                f"cv of the gaps is {shortened(self.cv)}; it must be 0.001 to 1000 (for even gaps use Constant)."
+            )
 
     def __str__(self) -> str:
         return f"{self.rate_per_s:g} a second in bursts (variation of the gaps {self.cv:.3g})"
@@ -107,5 +109,13 @@ def _at_rate(times: FloatArray, rate_per_s: float) -> FloatArray:
 
 
 def _check_rate(rate_per_s: float) -> None:
-    if not (math.isfinite(rate_per_s) and rate_per_s > 0):
-        raise UsageError(f"the arrival rate is {rate_per_s} requests per second; it must be a finite number above 0.")
+    if not (is_finite(rate_per_s) and rate_per_s > 0):
+        raise UsageError(
+            f"the arrival rate is {shortened(rate_per_s)} requests per second; it must be a finite number above 0."
+        )
+
+
+def check_arrivals(arrivals: object) -> None:
+    """Raise a `UsageError` if `arrivals` is no arrival process."""
+    if isinstance(arrivals, type) or not hasattr(arrivals, "sample"):
+        raise UsageError(f"arrivals should be a process such as Poisson(rate_per_s=2), not {described(arrivals)}.")

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, described, shortened
+from kvsim.setting_fields import is_finite
 from kvsim.workload.columns import MAX_TOKENS, int_column
 
 if TYPE_CHECKING:
@@ -55,10 +56,12 @@ class LogNormal:
     """Largest length in tokens; longer ones are lowered to it, which may change the mean."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean_tokens) and self.mean_tokens > 0):
-            raise UsageError(f"mean_tokens is {self.mean_tokens}; it must be a finite number above 0.")
-        if not 0 < self.sigma <= 10:
-            raise UsageError(f"sigma is {self.sigma}; as the deviation of ln(tokens) it must be above 0, at most 10.")
+        if not (is_finite(self.mean_tokens) and self.mean_tokens > 0):
+            raise UsageError(f"mean_tokens is {shortened(self.mean_tokens)}; it must be a finite number above 0.")
+        if not (is_finite(self.sigma) and 0 < self.sigma <= 10):
+            raise UsageError(
+                f"sigma is {shortened(self.sigma)}; as the deviation of ln(tokens) it must be above 0, at most 10."
+            )
         _check_range("minimum", self.minimum, "maximum", self.maximum)
 
     def __str__(self) -> str:
@@ -114,10 +117,21 @@ class Empirical:
         return f"{sum(self.values) / len(self.values):g} tokens on average (drawn from {len(self.values):,} lengths)"
 
 
+def check_lengths(name: str, lengths: object) -> None:
+    """Raise a `UsageError` about the argument `name` if `lengths` is no distribution of lengths."""
+    if isinstance(lengths, type) or not hasattr(lengths, "sample"):
+        raise UsageError(
+            f"{name} should be a whole number, or a distribution such as LogNormal(mean_tokens=200, sigma=1), not "
+            f"{described(lengths)}."
+        )
+
+
 def check_tokens(name: str, tokens: int) -> None:
     """Raise a `UsageError` about `name` if `tokens` is no whole number from 1 to `MAX_TOKENS`."""
-    if not (tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
-        raise UsageError(f"{name} is {tokens}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}.")
+    if not (is_finite(tokens) and tokens == tokens // 1 and 1 <= tokens <= MAX_TOKENS):
+        raise UsageError(
+            f"{name} is {shortened(tokens)}; it must be a whole number of tokens from 1 to {MAX_TOKENS:,}."
+        )
 
 
 def _check_range(low_name: str, low: int, high_name: str, high: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError, shortened
+from kvsim.setting_fields import whole_number
 from kvsim.workload.columns import LONGEST_S, MAX_TOKENS, Numbered
 
 if TYPE_CHECKING:
@@ -96,12 +97,9 @@ def _check_shape(workload: _WorkloadColumns) -> None:
     num_rows = workload.arrival_s.size
     if num_rows == 0:
         raise WorkloadError(f"the workload {workload.name!r} has no requests; it must have at least one.")
-    if workload.hash_unit_tokens < 1:
-        raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens}; a hash covers at least 1 token.")
-    if workload.hash_unit_tokens > MAX_TOKENS:
-        raise UsageError(f"hash_unit_tokens is {workload.hash_unit_tokens:,}; a hash covers at most {MAX_TOKENS:,}.")
-    if workload.hash_ahead_tokens < 0:
-        raise UsageError(f"hash_ahead_tokens is {workload.hash_ahead_tokens}; it must be 0 or more.")
+    for name, least in (("hash_unit_tokens", 1), ("hash_ahead_tokens", 0)):
+        if whole_number(name, value := getattr(workload, name), at_least=least) > MAX_TOKENS:
+            raise UsageError(f"{name} is {shortened(value)}; it must be at most {MAX_TOKENS:,}.")
     for column in ("prompt_hashes", "prompt_token_ids", "turns", "ids"):
         rows = getattr(workload, column)
         if rows is not None and len(rows) != num_rows:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.errors import UsageError, shortened
-from kvsim.workload.arrivals import AllAtOnce
+from kvsim.setting_fields import check_instance, is_finite, is_whole
+from kvsim.workload.arrivals import AllAtOnce, check_arrivals
 from kvsim.workload.columns import LONGEST_S
-from kvsim.workload.lengths import Fixed
-from kvsim.workload.synthetic import MOST_REQUESTS, generate
+from kvsim.workload.synthetic import MOST_REQUESTS, SharedPrefixes, check_seed, generate, lengths_of
 from kvsim.workload.table import Workload
 from kvsim.workload.turns import NONE, Turns
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kvsim.workload.arrivals import Arrivals
     from kvsim.workload.columns import FloatArray, Int64Array
     from kvsim.workload.lengths import Lengths
-    from kvsim.workload.synthetic import SharedPrefixes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +31,12 @@ class Pauses:
     """Standard deviation of ln(seconds); 0 for pauses of equal length."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mean_s <= LONGEST_S:
-            raise UsageError(f"the mean pause is {self.mean_s}; it must be a number of seconds, 0 to {LONGEST_S:g}.")
-        if not 0 <= self.sigma <= 10:
-            raise UsageError(f"the sigma of the pauses is {self.sigma}; it must be 0 to 10.")
+        if not (is_finite(self.mean_s) and 0 <= self.mean_s <= LONGEST_S):
+            raise UsageError(
+                f"the mean pause is {shortened(self.mean_s)}; it must be a number of seconds, 0 to {LONGEST_S:g}."
+            )
+        if not (is_finite(self.sigma) and 0 <= self.sigma <= 10):
+            raise UsageError(f"the sigma of the pauses is {shortened(self.sigma)}; it must be 0 to 10.")
 
     def __str__(self) -> str:
         return f"{self.mean_s:g} s" + (f" on average (sigma {self.sigma:g})" if self.sigma else "")
@@ -78,7 +79,9 @@ def converse(
         WorkloadError: a drawn session is too long.
     """
     _check_numbers(num_sessions, seed)
-    turns, arrivals = Fixed(turns) if isinstance(turns, int) else turns, arrivals or AllAtOnce()
+    turns, arrivals = lengths_of("turns", turns), AllAtOnce() if arrivals is None else arrivals
+    check_arrivals(arrivals)
+    check_instance("prefixes", prefixes, SharedPrefixes | None, "SharedPrefixes")
     pauses = pauses if isinstance(pauses, Pauses) else Pauses(mean_s=pauses)
     # The second number makes these streams differ from those of `generate`, which gets the same seed.
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence([seed, 1]).spawn(4)]
@@ -122,10 +125,9 @@ def _turns_of(first: Int64Array, pauses: Pauses, rng: np.random.Generator) -> Tu
 
 
 def _check_numbers(num_sessions: int, seed: int) -> None:
-    if not 1 <= num_sessions <= MOST_REQUESTS:
+    if not is_whole(num_sessions) or not 1 <= num_sessions <= MOST_REQUESTS:
         raise UsageError(f"{shortened(num_sessions)} sessions were asked for; ask for 1 to {MOST_REQUESTS:,}.")
-    if seed < 0:
-        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+    check_seed(seed)
 
 
 def _prompt_tokens(new: Workload, first: Int64Array) -> Int64Array:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.errors import UsageError, shortened
-from kvsim.workload.arrivals import AllAtOnce
+from kvsim.setting_fields import check_instance, is_finite, is_whole, whole_number
+from kvsim.workload.arrivals import AllAtOnce, check_arrivals
 from kvsim.workload.columns import Numbered
-from kvsim.workload.lengths import Fixed, check_tokens
+from kvsim.workload.lengths import Fixed, check_lengths, check_tokens
 from kvsim.workload.table import Workload
 
 if TYPE_CHECKING:
@@ -39,13 +39,13 @@ class SharedPrefixes:
     """
 
     def __post_init__(self) -> None:
-        if self.num_groups < 1:
-            raise UsageError(f"num_groups is {self.num_groups}; prefixes need at least 1 group to be shared in.")
-        if self.num_groups > MOST_REQUESTS:
+        if whole_number("num_groups", self.num_groups) > MOST_REQUESTS:
             raise UsageError(f"num_groups is {shortened(self.num_groups)}; it must be at most {MOST_REQUESTS:,}.")
         check_tokens("the shared prefix", self.tokens)
-        if not (math.isfinite(self.skew) and self.skew >= 0):
-            raise UsageError(f"the skew of the groups is {self.skew}; it must be a finite number, 0 or more.")
+        if not (is_finite(self.skew) and self.skew >= 0):
+            raise UsageError(
+                f"the skew of the groups is {shortened(self.skew)}; it must be a finite number, 0 or more."
+            )
 
     def __str__(self) -> str:
         skewed = f", chosen with skew {self.skew:g}" if self.skew else ""
@@ -97,8 +97,10 @@ def generate(
         WorkloadError: a drawn value is out of range, such as an infinite arrival time.
     """
     _check_numbers(num_requests, max_tokens, seed)
-    arrivals = arrivals or AllAtOnce()
-    prompt, output = (Fixed(given) if isinstance(given, int) else given for given in (prompt, output))
+    arrivals = AllAtOnce() if arrivals is None else arrivals
+    check_arrivals(arrivals)
+    prompt, output = lengths_of("prompt", prompt), lengths_of("output", output)
+    check_instance("prefixes", prefixes, SharedPrefixes | None, "SharedPrefixes")
     streams = [np.random.default_rng(child) for child in np.random.SeedSequence(seed).spawn(4)]
     output_tokens = output.sample(num_requests, streams[2])
     if max_tokens is not None:
@@ -115,17 +117,35 @@ def generate(
     )
 
 
+def lengths_of(name: str, given: Lengths | int) -> Lengths:
+    """Return the argument `name` as a distribution of lengths. A number of tokens gives equal lengths.
+
+    Raises:
+        UsageError: it is neither a valid number nor a distribution.
+    """
+    if isinstance(given, int | np.integer):
+        check_tokens(name, given)
+        return Fixed(int(given))
+    check_lengths(name, given)
+    return given
+
+
 def _in_words(prompt: Lengths, output: Lengths, prefixes: SharedPrefixes | None, max_tokens: int | None) -> str:
     prompts = f"prompts of {prompt}{f' behind {prefixes}' if prefixes else ''}"
     return f"{prompts}, answers of {output}{f', cut at {max_tokens:,}' if max_tokens is not None else ''}"
 
 
+def check_seed(seed: int) -> None:
+    """Raise a `UsageError` if `seed` is no whole number from 0 on."""
+    if not is_whole(seed) or seed < 0:
+        raise UsageError(f"the seed is {shortened(seed)}; it must be a whole number, 0 or more.")
+
+
 def _check_numbers(num_requests: int, max_tokens: int | None, seed: int) -> None:
-    if num_requests < 1:
-        raise UsageError(f"{num_requests} requests were asked for; ask for at least 1.")
+    if not is_whole(num_requests) or num_requests < 1:
+        raise UsageError(f"{shortened(num_requests)} requests were asked for; ask for at least 1.")
     if num_requests > MOST_REQUESTS:
         raise UsageError(f"{shortened(num_requests)} requests were asked for; ask for at most {MOST_REQUESTS:,}.")
-    if seed < 0:
-        raise UsageError(f"the seed is {seed}; it must be 0 or more.")
+    check_seed(seed)
     if max_tokens is not None:
         check_tokens("max_tokens", max_tokens)

@@ -5,18 +5,20 @@ Arrays keep a million requests in about 40 MB, and make statistics fast.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.errors import UsageError
+from kvsim.errors import UsageError, described, shortened
+from kvsim.setting_fields import check_instance, is_finite, is_whole
 from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged, float_column, frozen, int_column
 from kvsim.workload.image_histories import check_histories, history_with_tokens, replace_history, with_histories
 from kvsim.workload.images import Images
 from kvsim.workload.request import Request, SharedPrefix
 from kvsim.workload.request_rules import SCALAR_COLUMNS, check_rows
+from kvsim.workload.turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -139,6 +141,12 @@ class Workload:
         arrivals = float_column("arrival_s", arrival_s)
         n = arrivals.size
         names = Numbered("r", range(n)) if ids is None else ids
+        for column, values in (("ids", names), ("prefix_names", prefix_names)):
+            _check_names(column, values)
+        for column, rows in (("prompt_hashes", prompt_hashes), ("prompt_token_ids", prompt_token_ids)):
+            check_instance(column, rows, Ragged | None, "a Ragged, as Ragged.from_rows returns it")
+        check_instance("images", images, Images | None, "Images")
+        check_instance("turns", turns, Turns | None, "Turns")
         numbers = _int_columns(
             n,
             prompt_tokens=prompt_tokens,
@@ -242,8 +250,8 @@ class Workload:
         Raises:
             UsageError: `n` is below 1.
         """
-        if n < 1:
-            raise UsageError(f"the first {n} requests were asked for; ask for at least 1.")
+        if not is_whole(n) or n < 1:
+            raise UsageError(f"the first {shortened(n)} requests were asked for; ask for at least 1.")
         changes: dict[str, Any] = self._rows(np.arange(min(n, len(self))))
         return replace(self, **changes)
 
@@ -264,8 +272,9 @@ class Workload:
         Raises:
             UsageError: `factor` is not a finite number above 0.
         """
-        if not (math.isfinite(factor) and factor > 0):
-            raise UsageError(f"the arrival rate was to be scaled by {factor}; it must be a finite number above 0.")
+        if not (is_finite(factor) and factor > 0):
+            given = shortened(factor)
+            raise UsageError(f"the arrival rate was to be scaled by {given}; it must be a finite number above 0.")
         description = f"{self.description}, arriving {factor:g} times as fast".removeprefix(", ")
         with np.errstate(over="ignore"):  # the constructor refuses infinite times with a better message
             arrival_s = self.arrival_s / factor
@@ -279,8 +288,8 @@ class Workload:
         Raises:
             UsageError: `factor` is not a finite number above 0, or there are sessions.
         """
-        if not (math.isfinite(factor) and factor > 0):
-            raise UsageError(f"answers were to be scaled by {factor}; it must be a finite number above 0.")
+        if not (is_finite(factor) and factor > 0):
+            raise UsageError(f"answers were to be scaled by {shortened(factor)}; it must be a finite number above 0.")
         if self.turns is not None:
             raise UsageError("answers are part of the prompts of later turns, so those of sessions keep their lengths.")
         output = np.clip(np.rint(self.output_tokens * factor), 1, MAX_TOKENS).astype(np.int64)
@@ -429,6 +438,15 @@ class Workload:
     def _set(self, **fields: object) -> None:
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+
+
+def _check_names(column: str, names: object) -> None:
+    """Check that the argument `column` is a sequence of texts."""
+    if isinstance(names, str | bytes) or not isinstance(names, Sequence):
+        raise UsageError(f"{column} should be a list of texts, not {described(names)}.")
+    wrong = [] if isinstance(names, Numbered) else [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise UsageError(f"{column} should be a list of texts, and has {described(wrong[0])}.")
 
 
 def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from kvsim.errors import UsageError, WorkloadError, shortened
+from kvsim.setting_fields import check_instance
 from kvsim.workload.columns import LONGEST_S, Ragged, float_column, frozen, int_column
 
 if TYPE_CHECKING:
@@ -71,6 +72,9 @@ class Turns:
         history_tokens: ArrayLike | None = None,
         also_after: Ragged[np.int64] | None = None,
     ) -> None:
+        check_instance(
+            "also_after", also_after, Ragged | None, "a Ragged, such as Ragged.from_rows([[], [0]], np.int64)"
+        )
         rows = int_column("after", after, np.int32)
         n = rows.size
         history = np.broadcast_to(WHOLE, n) if history_tokens is None else history_tokens

@@ -86,7 +86,7 @@ def test_the_longest_sequence_is_stated_where_the_machine_is() -> None:
     assert kvsim.simulate(requests, stated, machine).meta.policy["max_model_len"] == 1024
     with pytest.raises(UsageError, match="with --max-model-len 10000: its configuration allows 8,192 tokens"):
         kvsim.machine("H200/Llama-3-8B", max_model_len=10_000)
-    with pytest.raises(UsageError, match="max_model_len should be at least 1, not 0"):
+    with pytest.raises(UsageError, match="max_model_len is 0; it must be an integer of at least 1"):
         kvsim.machine("H200/Llama-3-8B", max_model_len=0)
 
 

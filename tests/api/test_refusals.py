@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import kvsim
-from kvsim.errors import UnknownNameError, UsageError
+from kvsim.errors import KvsimError, UnknownNameError, UsageError
 
 public: Any = kvsim
 
@@ -70,3 +74,143 @@ def test_answers_are_shown_in_a_line() -> None:
     assert repr(shown[4]) == "<Verdict: all 3,710 steps equal (2,353 allocations, 0 preemptions)>"
     assert "<td>throughput</td>" in public.validate(recording)._repr_html_()
     assert "weights" in public.plan_budget(kvsim.find_gpu("H200"), kvsim.find_model("Llama-3-8B"))._repr_html_()
+
+
+WRONG = (
+    5,
+    -1,
+    0,
+    None,
+    True,
+    math.nan,
+    -math.inf,
+    10**400,
+    "",
+    "no\0name",
+    b"ab",
+    [1, "x"],
+    {"a": 1},
+    (),
+    object(),
+    int,
+)
+GPU, MODEL = kvsim.find_gpu("H200"), kvsim.find_model("Meta-Llama-3-8B")
+ROWS: dict[str, Any] = {"arrival_s": [0.0, 1.0], "prompt_tokens": [4, 5], "output_tokens": [2, 2]}
+LENGTHS: dict[str, Any] = {"prompt": 16, "output": 4, "max_tokens": 8, "prefixes": None, "seed": 0, "arrivals": None}
+CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
+    (public.find_model, {"name": "Llama-3-8B", "longest": None}),
+    (public.find_gpu, {"name": "H200"}),
+    (public.machine, {"gpu": "H200", "model": "Llama-3-8B", "engine": "vllm", "max_num_seqs": 8, "vllm": "0.33.0",
+                      "max_num_batched_tokens": 512, "max_model_len": 512, "num_blocks": 100, "times": "none",
+                      "tensor_parallel_size": 1, "data_parallel_size": 1, "quantization": "fp8", "oversize": False}),
+    (public.machine, {"gpu": "H200/Llama-3-8B", "kv_gib": 1.0, "kv_cache_dtype": "fp8"}),
+    (public.machine, {"gpu": "H200/Llama-3-8B", "gpu_memory_utilization": 0.9}),
+    (public.server, {"named": "H200/Llama-3-8B", "policy": "paged", "max_model_len": 512, "block_size": 16,
+                     "vllm": "0.33.0", "replicas": 1, "num_blocks": 100, "speculative_config": ""}),
+    (public.server, {"named": "H200/Llama-3-8B", "policy": "radix", "mem_fraction_static": 0.8, "page_size": 1}),
+    (public.Server, {"gpu": GPU, "model": MODEL, "replicas": 1}),
+    (public.SGLangServer, {"gpu": GPU, "model": MODEL, "replicas": 1}),
+    (public.plan_budget, {"gpu": GPU, "model": MODEL, "settings": None}),
+    (public.PoolSettings, {"gpu_memory_utilization": 0.9, "max_num_seqs": 4, "max_num_batched_tokens": 64,
+                           "block_size": 16, "oversize": False, "enable_prefix_caching": True, "num_drafts": 0,
+                           "max_model_len": 64, "kv_memory_bytes": 1 << 30, "max_lora_rank": 16, "drafter": None}),
+    (public.PagedSettings, {"block_size": 16, "watermark": 0.0, "kv_offloading_block_size": 16, "swap_gib": 0.0}),
+    (public.ContinuousSettings, {"max_num_seqs": 4, "vllm": "0.33.0", "max_loras": 1, "order": "fcfs"}),
+    (public.StaticSettings, {"batch_size": 4, "timeout_s": 0.0}),
+    (public.generate, {"num_requests": 3, **LENGTHS}),
+    (public.converse, {"num_sessions": 2, "turns": 2, "pauses": 0.0, **LENGTHS}),
+    (public.Fixed, {"tokens": 5}),
+    (public.Uniform, {"low": 1, "high": 5}),
+    (public.LogNormal, {"mean_tokens": 10.0, "sigma": 1.0, "minimum": 1, "maximum": 99}),
+    (public.Empirical, {"values": [1, 2]}),
+    (public.Constant, {"rate_per_s": 1.0}),
+    (public.Poisson, {"rate_per_s": 1.0}),
+    (public.Gamma, {"rate_per_s": 1.0, "cv": 1.0}),
+    (public.Pauses, {"mean_s": 1.0, "sigma": 0.0}),
+    (public.SharedPrefixes, {"num_groups": 2, "tokens": 8, "skew": 0.0}),
+    (public.Turns, {"after": [-1, 0], "pause_s": None, "history_tokens": None, "also_after": None}),
+    (public.Workload, {**ROWS, "max_tokens": None, "priority": None, "prefix_group": None, "prefix_names": (),
+                       "prompt_hashes": None, "hash_unit_tokens": 16, "hash_ahead_tokens": 0, "ids": ["a", "b"],
+                       "prompt_token_ids": None, "images": None, "turns": None}),
+    (public.Rows, {"rows": [{"a": 1}], "first": ()}),
+    (public.Comparison, {"runs": {}}),
+    (public.read_workload, {"path": "few.csv", "form": None, "columns": None}),
+]  # fmt: skip
+
+
+def refuses_or_takes(call: Callable[..., Any], right: dict[str, Any]) -> None:
+    """Each argument in turn has each wrong value: the call takes it, or refuses it in one typed sentence."""
+    call(**right)
+    for name in right:
+        for wrong in WRONG:
+            if isinstance(wrong, type) and name in ("progress", "route"):
+                continue  # a class is a function
+            try:
+                call(**right | {name: wrong})
+            except KvsimError as error:
+                said = str(error)
+                assert said.endswith((".", "?")), (name, wrong, said)
+                assert "\n" not in said, (name, wrong, said)
+                assert "Error" not in said, (name, wrong, said)
+
+
+@pytest.mark.parametrize(("call", "right"), CALLS, ids=[call.__name__ for call, _ in CALLS])
+def test_no_argument_of_a_wrong_type_is_a_bare_error(
+    call: Callable[..., Any], right: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("few.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,9,5\n", encoding="utf-8")
+    refuses_or_takes(call, right)
+
+
+def test_no_argument_of_a_wrong_type_fails_a_run(
+    few: kvsim.Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    machine = kvsim.machine("H200/Llama-3-8B", num_blocks=100, max_model_len=512)
+    simulate = partial(public.simulate, few, "paged", machine, engine="interpreted")
+    run = simulate()
+    refuses_or_takes(
+        partial(public.simulate, engine="interpreted"), {"workload": few, "policy": "paged", "machine": machine}
+    )
+    refuses_or_takes(simulate, {"users": 2, "think_s": 0.1, "users_per_s": 1.0, "progress": print})
+    refuses_or_takes(simulate, {"replicas": 2, "route": "shortest", "route_lag_s": 0.0, "prefix_store": None})
+    refuses_or_takes(simulate, {"prefill": 1, "decode": 1, "kv_link": None})
+    parts = {"gpu": GPU, "model": MODEL, "kv_bytes": machine.kv_bytes, "step_time": machine.step_time}
+    refuses_or_takes(public.Machine, {**parts, "max_model_len": 512})
+    refuses_or_takes(public.compare, {"workload": few, "policies": ["paged"], "machine": machine})
+    refuses_or_takes(public.compare_releases, {"workload": few, "old": "0.32.0", "new": "0.33.0", "policy": None})
+    refuses_or_takes(public.hits_in_order, {"workload": few, "num_blocks": 99, "block_size": 16, "eviction": "lru"})
+    refuses_or_takes(public.write, {"recording": run, "path": "run"})
+    for call in (public.summarize, public.Replay, public.Run.of, public.workload_of, public.verify):
+        refuses_or_takes(call, {"recording": run})
+    refuses_or_takes(run.plot, {"kind": "occupancy", "file": None, "purpose": "web", "theme": "light"})
+    refuses_or_takes(run.picture, {"at_s": 0.0, "width": 84, "height": 10})
+    refuses_or_takes(few.head, {"n": 1})
+    refuses_or_takes(few.scaled_rate, {"factor": 2.0})
+    refuses_or_takes(kvsim.Replay(run).seek, {"frame": 1})
+    refuses_or_takes(kvsim.Replay(run).frame_at, {"time_s": 0.0})
+
+
+def test_no_argument_of_a_wrong_type_fails_a_question(few: kvsim.Workload) -> None:
+    server = kvsim.server("H200/Llama-3-8B", num_blocks=100, max_model_len=512)
+    fit = partial(public.fit, few, engine="interpreted")
+    right = {"on": server, "users": 2, "think_s": 0.0, "ttft_p99_s": 1.0, "tpot_p99_s": 1.0, "most": 0, "num_jobs": 1}
+    refuses_or_takes(fit, {**right, "progress": None})
+    sweep = partial(public.sweep, few, "paged", "H200/Llama-3-8B", num_jobs=1)
+    for wrong in (5, None, "ab", [5], {5: [1]}, {"x": 3}, {"num_blocks": 3}, {"num_blocks": ["x"]}, {"kv_gib": [None]}):
+        with pytest.raises(UsageError):
+            sweep(vary=wrong)
+    for name, wrong in (("table", 5), ("num_jobs", 0), ("num_jobs", "x"), ("progress", 5)):
+        with pytest.raises(UsageError, match=f"{name} should be"):
+            sweep(**{"vary": {"num_blocks": [50]}, name: wrong})
+
+
+def test_a_model_without_a_name_is_not_the_config_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    for name in ("", " "):
+        with pytest.raises(UnknownNameError, match=r"there is no model ' ?';"):
+            kvsim.find_model(name)

@@ -182,5 +182,5 @@ def test_several_servers_in_one_call(few: kvsim.Workload, tmp_path: Path) -> Non
 def test_routes_without_servers_are_refused(few: kvsim.Workload) -> None:
     with pytest.raises(UsageError, match="give replicas as well"):
         public.simulate(few, route="session")
-    with pytest.raises(UsageError, match="replicas should be at least 1, not 0"):
+    with pytest.raises(UsageError, match="replicas is 0; it must be an integer of at least 1"):
         kvsim.simulate(few, replicas=0)

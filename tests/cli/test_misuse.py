@@ -289,7 +289,7 @@ class TestRecordings:
             2,
             "--shared-prefix should be a number of groups and of tokens such as 4x512",
         ),
-        (("run", "--seed", "-1", "--arrivals", "poisson"), 2, "the seed is -1; it must be 0 or more."),
+        (("run", "--seed", "-1", "--arrivals", "poisson"), 2, "the seed is -1; it must be a whole number, 0 or more."),
         (
             ("run", "--max-model-len", "10"),
             1,

@@ -31,8 +31,10 @@ PAGES = [
         "how-to.md",
         "sizing.md",
         "upgrades.md",
-        "policies/eviction.md",
-        "policies/sharing.md",
+        *(
+            f"policies/{name}.md"
+            for name in ("contiguous", "eviction", "packing", "paged", "radix", "sharing", "static")
+        ),
         "reference/recordings.md",
     ),
     *(f"tutorials/{name}.md" for name in ("learner", "writer", "engineer", "researcher")),
@@ -118,6 +120,12 @@ def test_every_command_on_a_page_runs(page: str, tmp_path: Path, monkeypatch: py
 def test_every_page_with_commands_is_run() -> None:
     pages = [file for file in DOCS.glob("**/*.md") if _BLOCK.search(file.read_text(encoding="utf-8"))]
     assert {str(file.relative_to(DOCS)) for file in pages} <= set(PAGES)
+
+
+def test_every_command_on_a_page_is_in_a_block_that_is_run() -> None:
+    for file in DOCS.glob("**/*.md"):
+        beside = re.sub(r"```.*?```", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not re.findall(r"^ {4}kvsim .*", beside, re.MULTILINE), file
 
 
 def test_every_example_on_a_page_is_there() -> None:

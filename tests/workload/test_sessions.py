@@ -65,7 +65,7 @@ def test_pauses_have_their_mean() -> None:
         ({"num_sessions": 0}, "0 sessions were asked for; ask for 1 to"),
         ({"pauses": -1.0}, "the mean pause is -1.0"),
         ({"seed": -1}, "the seed is -1"),
-        ({"turns": 0}, "tokens is 0"),
+        ({"turns": 0}, "turns is 0"),
         ({"turns": 1 << 25}, "are more than 16,777,216 requests"),
     ],
 )
