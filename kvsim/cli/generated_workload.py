@@ -54,8 +54,8 @@ def _cv(shape: float | None) -> float:
 
     `shape` is the value of --burstiness. If it is None, return the default.
     """
-    if shape is not None and not 0 < shape < math.inf:
-        raise UsageError(f"--burstiness should be a positive number, 1 for Poisson, not {shape}.")
+    if shape is not None and not 1e-6 <= shape <= 1e6:
+        raise UsageError(f"--burstiness should be from 0.000001 to 1,000,000, 1 for Poisson, not {shape}.")
     return _DEFAULT_CV if shape is None else shape**-0.5
 
 
@@ -125,6 +125,8 @@ def _pauses(text: str) -> Pauses:
         raise UsageError(
             f"--pause should be a number of seconds such as 5, or a mean and a sigma such as 5:0.8, not {text!r}."
         ) from None
+    except UsageError as error:
+        raise UsageError(f"--pause {text}: {error}") from error
 
 
 def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
@@ -147,14 +149,16 @@ def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
     try:
         if sigma:
             return LogNormal(mean_tokens=float(mean), sigma=float(sigma))
-        tokens = int(mean)
+        fixed = Fixed(tokens=int(mean))
     except ValueError:
         raise UsageError(
             f"{flag} should be a number of {unit} such as 200, or a mean and a sigma such as 200:0.8, not {text!r}."
         ) from None
+    except UsageError as error:
+        raise UsageError(f"{flag} {text}: {error}") from error
     if not ratio:
-        return Fixed(tokens=tokens)
-    return Uniform(low=max(math.floor(tokens * (1 - ratio)), 1), high=math.ceil(tokens * (1 + ratio)))
+        return fixed
+    return Uniform(low=max(math.floor(fixed.tokens * (1 - ratio)), 1), high=math.ceil(fixed.tokens * (1 + ratio)))
 
 
 def _prefixes(text: str | None) -> SharedPrefixes | None:
@@ -170,6 +174,8 @@ def _prefixes(text: str | None) -> SharedPrefixes | None:
         raise UsageError(
             f"--shared-prefix should be a number of groups and of tokens such as 4x512, not {text!r}."
         ) from None
+    except UsageError as error:
+        raise UsageError(f"--shared-prefix {text}: {error}") from error
 
 
 def has_sessions(flags: Mapping[str, Any]) -> bool:

@@ -40,15 +40,11 @@ def machine_of(flags: Mapping[str, Any], meta: Meta | None = None) -> tuple[Gpu,
     from kvsim.models import find_model, taken_for
     from kvsim.sizing.machine_settings import served_with
 
-    gpu_name, named = flags["gpu"], flags["model"]
-    if gpu_name is None:
-        gpu_name = meta.gpu if meta is not None else "H200"
-    if named is None and meta is None:
-        named = "Meta-Llama-3-8B"
-    gpu, number = find_gpus(gpu_name)
+    gpu, number = find_gpus(flags["gpu"] or (meta.gpu if meta is not None else "H200"))
+    named = flags["model"] or (None if meta is not None else "Meta-Llama-3-8B")
     length = flags.get("max_model_len")
     longest = None if length == AUTO_LENGTH else length
-    model = served_model(meta) if named is None and meta is not None else find_model(named, longest)
+    model = served_model(meta) if named is None and meta is not None else find_model(named or "", longest)
     if note := taken_for(named, model) if named else "":
         echo(f"note: {note}", err=True)
     share = {} if number is None else {"tensor_parallel_size": _tensor_parallel_size(number, flags)}

@@ -263,7 +263,7 @@ class TestRecordings:
         (("run", "--rate", "0"), 2, "the arrival rate is 0.0 requests per second; it must be a finite number above 0."),
         (("run", "--rate", "-2", "--arrivals", "constant"), 2, "the arrival rate is -2.0 requests per second"),
         (("run", "--rate", "inf", "--arrivals", "gamma"), 2, "the arrival rate is inf requests per second"),
-        (("run", "--arrivals", "gamma", "--burstiness", "nan"), 2, "--burstiness should be a positive number, 1 for"),
+        (("run", "--arrivals", "gamma", "--burstiness", "nan"), 2, "--burstiness should be from 0.000001 to 1,000,000"),
         (("run", "--prompt-tokens", "0"), 2, "tokens is 0; it must be a whole number of tokens from 1"),
         (("run", "--prompt-tokens", "nan:0.5"), 2, "mean_tokens is nan; it must be a finite number above 0."),
         (("run", "--output-tokens", "200:nan"), 2, "sigma is nan"),
