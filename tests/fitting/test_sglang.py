@@ -165,7 +165,7 @@ def test_weights_that_sglang_cannot_make_are_another_checkpoint() -> None:
         ({"mem_fraction_static": 1.5}, "must be above 0 and below 1"),
         ({"enable_priority_scheduling": True, "schedule_policy": "lpm"}, "--schedule-policy fcfs or lof, not lpm"),
         ({"retraction_policy": "priority"}, "retracts by priority only if it serves by priority"),
-        ({"replicas": 0}, "replicas should be at least 1, not 0"),
+        ({"replicas": 0}, "replicas is 0; it must be an integer of at least 1"),
         (
             {"max_num_seqs": 4},
             "max_num_seqs is no setting of a server; there are cache, captured, chunked_prefill_size",
