@@ -11,7 +11,8 @@ from kvsim.hardware import GIB, Gpu, find_gpu, find_gpus
 from kvsim.kv_groups.specs import check_length
 from kvsim.machines import is_card, served_model, step_times
 from kvsim.models import Model, find_model
-from kvsim.policies import Pipeline, Static
+from kvsim.policies import Static
+from kvsim.policies.drafter import pool_settings
 from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of, number_of
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults
 from kvsim.recording import Recording
@@ -19,7 +20,6 @@ from kvsim.setting_fields import check_instance, whole_number
 from kvsim.simulation import Machine
 from kvsim.sizing.budget import plan_budget
 from kvsim.sizing.machine_settings import MachineSettings, served_with
-from kvsim.sizing.pool_settings import PoolSettings
 from kvsim.sizing.sglang_budget import plan_slots
 from kvsim.steptime.card import load_card
 
@@ -141,17 +141,16 @@ def _kv_bytes(
     budget = plan_budget(
         gpu,
         model,
-        PoolSettings(
+        pool_settings(
+            scheduler,
+            model,
+            captured=not stated.enforce_eager,
             gpu_memory_utilization=stated.gpu_memory_utilization or defaults_of(vllm).gpu_memory_utilization,
             kv_memory_bytes=kv_bytes,
             num_blocks=stated.num_blocks,
             oversize=stated.oversize or stated.mem_fraction_static is not None,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=max_model_len,
-            max_in_flight_tokens=Pipeline.of(model, vllm).max_in_flight_tokens(scheduler),
-            keeps_every_state=defaults_of(vllm).keeps_every_state,
-            estimates_graphs=defaults_of(vllm).estimates_graphs and not stated.enforce_eager,
         ),
     )
     # Contiguous policies also use the rest that is no whole block, so a stated size is not rounded down.

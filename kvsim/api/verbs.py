@@ -382,7 +382,4 @@ def _simulate(workload: Workload, policy: AnyPolicy, on: Machine, options: Optio
 
 def _longest(given: MachineLike | None, source: Recording | None) -> int | None:
     """Return the recorded `max_model_len` if the simulation has the machine of `source`; None otherwise."""
-    if given is None and source is not None:
-        length = source.meta.engine.get("max_model_len", source.meta.policy.get("max_model_len"))
-        return length if isinstance(length, int) else None
-    return None
+    return source.meta.max_model_len if given is None and source is not None else None

@@ -130,10 +130,10 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     `max_model_len` is the longest sequence, in tokens, that the pool must have room for; None: that of the model. It
     does not change the limits of the scheduler, which follow from --max-model-len.
     """
-    from kvsim.policies import ContinuousSettings, Pipeline
+    from kvsim.policies import ContinuousSettings
+    from kvsim.policies.drafter import pool_settings
     from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of
     from kvsim.sizing.budget import plan_budget
-    from kvsim.sizing.pool_settings import PoolSettings
 
     _check_one_size(flags)
     kv_gib = flags["kv_gib"]
@@ -142,44 +142,28 @@ def memory_of(flags: Mapping[str, Any], gpu: Gpu, model: Model, *, max_model_len
     longest = model.max_position_embeddings if finds else flags["max_model_len"] or model.max_position_embeddings
     num_seqs, num_tokens = engine_limits(flags, gpu, longest)
     release = flags["vllm"] or DEFAULT_RELEASE
-    defaults = defaults_of(release)
-    is_async = flags.get("async_scheduling")
-    scheduler = ContinuousSettings(
-        max_num_batched_tokens=num_tokens,
-        async_scheduling=defaults.async_scheduling if is_async is None else is_async,
-        vllm=release,
-    )
+    names = ("async_scheduling", "speculative_config", "enable_lora", "max_loras", "max_lora_rank")
+    given = {name: flags.get(name) for name in names}
+    scheduler = settings_from(ContinuousSettings, given, max_num_batched_tokens=num_tokens, vllm=release)
     return plan_budget(
         gpu,
         model,
-        PoolSettings(
-            gpu_memory_utilization=defaults.gpu_memory_utilization if share is None else share,
+        pool_settings(
+            scheduler,
+            model,
+            captured=not flags.get("enforce_eager"),
+            gpu_memory_utilization=defaults_of(release).gpu_memory_utilization if share is None else share,
             block_size=flags["block_size"],
             kv_memory_bytes=None if kv_gib is None else int(kv_gib * GIB),
             num_blocks=flags["num_blocks"],
-            max_num_batched_tokens=num_tokens,
-            max_in_flight_tokens=Pipeline.of(model, release).max_in_flight_tokens(scheduler),
-            keeps_every_state=defaults.keeps_every_state,
-            estimates_graphs=defaults.estimates_graphs and not flags.get("enforce_eager"),
             max_num_seqs=num_seqs,
             oversize=bool(flags["oversize"]),
             enable_prefix_caching=caches_prefixes(flags, model),
             hybrid_manager=flags["hybrid_manager"] is not False,
             max_model_len=max_model_len,
             find_max_model_len=finds,
-            **_additions(flags, model),
         ),
     )
-
-
-def _additions(flags: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    from kvsim.policies.drafter import additions_of
-    from kvsim.policies.releases import DEFAULT_RELEASE
-    from kvsim.policies.settings import ContinuousSettings
-
-    names = ("speculative_config", "enable_lora", "max_loras", "max_lora_rank")
-    given = {name: flags.get(name) for name in names}
-    return additions_of(settings_from(ContinuousSettings, given, vllm=flags["vllm"] or DEFAULT_RELEASE), model)
 
 
 def title_of(gpu: Gpu, model: Model) -> str:

@@ -321,8 +321,7 @@ def build_scenario(
         # SGLang reserves less memory beside the cache than vLLM, so its pool is oversized by vLLM's rules.
         flags |= {"kv_gib": gib_of_slots(flags, gpu, model), "mem_fraction_static": None, "oversize": True}
     kv_bytes, block_size, longest = _memory(flags, gpu, model, recorded)
-    recorded_len = _recorded_len(recorded) if recorded is not None else None
-    max_model_len = longest or recorded_len or model.max_position_embeddings
+    max_model_len = longest or (recorded and recorded.max_model_len) or model.max_position_embeddings
     if is_generated(flags) and max_model_len > 1 and not flags["refuse_misfits"]:
         workload = cut_at(workload, max_model_len, stated=longest is not None)
     return Scenario(
@@ -334,14 +333,6 @@ def build_scenario(
         max_model_len=max_model_len,
         flags=flags,
     )
-
-
-def _recorded_len(meta: Meta) -> int | None:
-    """Return the max_model_len of a recorded run: that of the real engine or of the simulated policy; None without
-    either.
-    """
-    length = meta.engine.get("max_model_len", meta.policy.get("max_model_len"))
-    return length if isinstance(length, int) else None
 
 
 def _memory(flags: dict[str, Any], gpu: Gpu, model: Model, recorded: Meta | None) -> tuple[int, int, int | None]:

@@ -16,7 +16,7 @@ import math
 from kvsim import steptime
 from kvsim.engine import fast_forward, host_swap, in_flight, journal, length_index, totals, waiting_queue
 from kvsim.engine.machine_code.compiled import compiled_as, part
-from kvsim.engine.recorded_rows import Gap, Step
+from kvsim.engine.recorded_rows import Gap, QueuesAndSlots
 from kvsim.engine.records import NO_FAILURE
 from kvsim.engine.state import Engine
 from kvsim.steptime import PowerThrottle, Roofline, StepShape, StepTime
@@ -339,7 +339,7 @@ def begin_gap(engine: Engine, begin_s: float) -> Gap:
 
 
 @part
-def write_totals(engine: Engine, row: Step | Gap, padding: int) -> None:
+def write_totals(engine: Engine, row: QueuesAndSlots, padding: int) -> None:
     """Write the current lengths of the queues and totals of the slots to the row of a step or of a gap. `padding` is
     the number of padding slots in the pool.
     """

@@ -8,25 +8,11 @@ from kvsim.engine.records import Small
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Step:
-    """Row of one recorded step: its shape (see `StepShape`), the lengths of the queues, and numbers of units and slots
-    after scheduling (see `totals`).
-    """
+class QueuesAndSlots:
+    """Lengths of the queues, and numbers of units and slots (see `totals`), at one moment."""
 
-    seq: int = 0
-    start_s: float = 0.0
-    prefill_tokens: Small = 0
-    num_tokens: Small = 0
-    num_scheduled: Small = 0
     running: Small = 0
     waiting: Small = 0
-    preempted: Small = 0
-    context_tokens: int = 0
-    attention_pairs: int = 0
-    new_shape: float = 0.0
-    new_kernels: float = 0.0
-    shared_tokens: int = 0
-    num_new_seqs: Small = 0
     free_units: int = 0
     cached_units: int = 0
     unusable_units: int = 0
@@ -34,18 +20,36 @@ class Step:
     """Number of units of SGLang's window pool that no request holds, those in the radix tree included."""
     cached_windows: Small = 0
     """Number of units of SGLang's window pool that only the radix tree holds."""
-    swapped_out: Small = 0
-    swapped_in: Small = 0
-    num_admitted: int = 0
-    """Number of requests admitted for the first time since the run began, by this step or before it. Those of a static
-    batch are added when it ends.
-    """
     written: int = 0
     padding: int = 0
     useful: int = 0
     rounding: int = 0
     shared: int = 0
     expired: int = 0
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Step(QueuesAndSlots):
+    """Row of one recorded step: its shape (see `StepShape`), and the queues and slots after scheduling."""
+
+    seq: int = 0
+    start_s: float = 0.0
+    prefill_tokens: Small = 0
+    num_tokens: Small = 0
+    num_scheduled: Small = 0
+    preempted: Small = 0
+    context_tokens: int = 0
+    attention_pairs: int = 0
+    new_shape: float = 0.0
+    new_kernels: float = 0.0
+    shared_tokens: int = 0
+    num_new_seqs: Small = 0
+    swapped_out: Small = 0
+    swapped_in: Small = 0
+    num_admitted: int = 0
+    """Number of requests admitted for the first time since the run began, by this step or before it. Those of a static
+    batch are added when it ends.
+    """
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -57,28 +61,15 @@ class Output:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class Gap:
-    """Lengths of the queues and totals of the slots (see `totals`) from the processing of an output to the next step.
-    Recorded only if no recorded step is in flight in this time.
+class Gap(QueuesAndSlots):
+    """Queues and slots from the processing of an output to the next step. Recorded only if no recorded step is in
+    flight in this time.
     """
 
     before: int = 0
     """Number of the step that follows the gap, counted from 0."""
     begin_s: float = 0.0
     """Time at which the output was processed, in seconds."""
-    running: Small = 0
-    waiting: Small = 0
-    free_units: int = 0
-    cached_units: int = 0
-    free_windows: Small = 0
-    cached_windows: Small = 0
-    unusable_units: int = 0
-    written: int = 0
-    padding: int = 0
-    useful: int = 0
-    rounding: int = 0
-    shared: int = 0
-    expired: int = 0
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from kvsim.fitting.checkpoint import checkpoint_of
 from kvsim.hardware import Gpu
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from kvsim.engine.memory import MemoryManager
     from kvsim.policies import AnyPolicy
     from kvsim.simulation import Disaggregation, Machine, Servers
+    from kvsim.sizing.budget import Budget
+    from kvsim.sizing.sglang_budget import SlotBudget
 
 
 class NamedLimit(NamedTuple):
@@ -32,6 +34,10 @@ class NamedLimit(NamedTuple):
 class SearchedServer(ABC):
     """Server, and the number of its replicas behind one queue."""
 
+    _batch_limit: ClassVar[str]
+    """Name of the field with the limit of the requests that run at once."""
+    _length_limit: ClassVar[str]
+    """Name of the field with the limit of the length of a sequence in tokens."""
     gpu: Gpu
     model: Model
     """Served model, with its types and parallel sizes."""
@@ -67,9 +73,9 @@ class SearchedServer(ABC):
         return self.replicas * self.model.num_gpus * self.model.data_parallel_size
 
     @property
-    @abstractmethod
     def batch_limit(self) -> NamedLimit:
         """Limit of the requests that run at once."""
+        return NamedLimit(self._batch_limit, getattr(self, self._batch_limit))
 
     @property
     @abstractmethod
@@ -77,14 +83,14 @@ class SearchedServer(ABC):
         """Limit of the tokens in one step; with SGLang, of the prompt tokens."""
 
     @property
-    @abstractmethod
     def length_limit(self) -> NamedLimit:
         """Limit of the length of a sequence in tokens."""
+        return NamedLimit(self._length_limit, getattr(self, self._length_limit))
 
     @property
-    @abstractmethod
     def weights_bytes(self) -> int:
         """Bytes of the weights on each GPU; 0 if the size of the pool is stated."""
+        return sum(-term.size_bytes for term in self.budget().terms if term.label == "weights")
 
     @property
     @abstractmethod
@@ -143,6 +149,10 @@ class SearchedServer(ABC):
     @abstractmethod
     def on_gpu(self, gpu: Gpu) -> Self:
         """Return this server on another GPU, with step times for that GPU."""
+
+    @abstractmethod
+    def budget(self) -> Budget | SlotBudget:
+        """Return the memory budget of each GPU."""
 
     @abstractmethod
     def machine(self) -> Machine:

@@ -54,6 +54,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
     `mem_fraction_static` follows from the GPU, the size of a chunk and the number of GPUs.
     """
 
+    _batch_limit, _length_limit = "max_running_requests", "context_length"
     max_running_requests: int = python_setting(None, "Requests that run at once; None: by the pool.", at_least=1)
     context_length: int = python_setting(None, "Longest sequence in tokens; None: the model's.", at_least=8)
     chunked_prefill_size: int = python_setting(None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1)
@@ -89,26 +90,11 @@ class SGLangServer(SearchedServer, SGLangSettings):
         return default_fraction(self.gpu, self.model, self.token_limit.value) if stated is None else stated
 
     @property
-    def batch_limit(self) -> NamedLimit:
-        """Limit of the requests that run at once: `max_running_requests`."""
-        return NamedLimit("max_running_requests", self.max_running_requests)
-
-    @property
     def token_limit(self) -> NamedLimit:
         """Limit of prompt tokens in a step: `chunked_prefill_size`; `max_prefill_tokens` if prompts are not cut."""
         if self.chunked_prefill_size > 0:
             return NamedLimit("chunked_prefill_size", self.chunked_prefill_size)
         return NamedLimit("max_prefill_tokens", self.max_prefill_tokens)
-
-    @property
-    def length_limit(self) -> NamedLimit:
-        """Limit of the length of a sequence in tokens: `context_length`."""
-        return NamedLimit("context_length", self.context_length)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of the weights on each GPU."""
-        return sum(-term.size_bytes for term in self.budget().terms if term.label == "weights")
 
     @property
     def full_words(self) -> str:

@@ -21,15 +21,13 @@ from kvsim.kv_groups import CacheSettings, cache_layout
 from kvsim.kv_groups.specs import smallest_block
 from kvsim.machines import step_times
 from kvsim.models import Model
-from kvsim.policies import Paged, Pipeline
-from kvsim.policies.drafter import additions_of
-from kvsim.policies.releases import defaults_of
+from kvsim.policies import Paged
+from kvsim.policies.drafter import pool_settings
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.setting_fields import values_of
 from kvsim.simulation import Disaggregation, Machine
 from kvsim.sizing.budget import Budget, plan_budget
-from kvsim.sizing.pool_settings import PoolSettings
 from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
 
 if TYPE_CHECKING:
@@ -45,6 +43,7 @@ _MANY_SEQS = 512
 class Server(SearchedServer, ContinuousSettings):
     """vLLM server, and the number of its replicas behind one queue. Limits that are left out have vLLM's defaults."""
 
+    _batch_limit, _length_limit = "max_num_seqs", "max_model_len"
     gpu_memory_utilization: float = 0.92
     block_size: int | None = None
     """Number of tokens in a block; None for vLLM's choice."""
@@ -77,26 +76,9 @@ class Server(SearchedServer, ContinuousSettings):
             object.__setattr__(self, name, limit)
 
     @property
-    def batch_limit(self) -> NamedLimit:
-        """Limit of the requests that run at once: `max_num_seqs`."""
-        return NamedLimit("max_num_seqs", self.max_num_seqs)
-
-    @property
     def token_limit(self) -> NamedLimit:
         """Limit of the tokens in one step: `max_num_batched_tokens`."""
         return NamedLimit("max_num_batched_tokens", self.max_num_batched_tokens)
-
-    @property
-    def length_limit(self) -> NamedLimit:
-        """Limit of the length of a sequence in tokens: `max_model_len`."""
-        return NamedLimit("max_model_len", self.max_model_len)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of the weights on each GPU; 0 if the number of blocks is stated."""
-        if self.num_blocks is not None:
-            return 0
-        return sum(-term.size_bytes for term in self.budget().terms if term.label == "weights")
 
     @property
     def memory(self) -> MemoryManager:
@@ -259,12 +241,11 @@ def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
     return plan_budget(
         server.gpu,
         server.model,
-        PoolSettings(
+        pool_settings(
+            server,
+            server.model,
+            captured=server.captured,
             gpu_memory_utilization=server.gpu_memory_utilization,
-            max_num_batched_tokens=server.max_num_batched_tokens,
-            max_in_flight_tokens=Pipeline.of(server.model, server.vllm).max_in_flight_tokens(server),
-            keeps_every_state=defaults_of(server.vllm).keeps_every_state,
-            estimates_graphs=defaults_of(server.vllm).estimates_graphs and server.captured,
             max_num_seqs=server.max_num_seqs,
             max_model_len=server.max_model_len,
             find_max_model_len=find_max_model_len,
@@ -272,6 +253,5 @@ def _planned(server: Server, *, find_max_model_len: bool = False) -> Budget:
             enable_prefix_caching=server.enable_prefix_caching,
             hybrid_manager=server.cache.hybrid_manager,
             num_blocks=server.num_blocks,
-            **additions_of(server, server.model),
         ),
     )

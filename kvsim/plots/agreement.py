@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from kvsim.errors import UsageError
 from kvsim.metrics import latencies
-from kvsim.plots.colors import Theme
 from kvsim.plots.latency import PANELS
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, is_narrow, style
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -24,14 +22,7 @@ if TYPE_CHECKING:
 _MAX_DOTS = 3000
 
 
-def agreement(
-    measured: Recording,
-    simulated: Recording,
-    *,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-) -> Picture:
+def agreement(measured: Recording, simulated: Recording, **look: Unpack[Look]) -> Picture:
     """Draw simulated over measured TTFT, TPOT and end-to-end latency, a dot for each request that finished in both.
 
     Dots on the diagonal were predicted exactly. Requests are matched by their ids.
@@ -42,9 +33,8 @@ def agreement(
             f"{measured.name} and {simulated.name} have no finished request in common; give a run and its simulation."
         )
     errors = []
-    with style(purpose, theme):
-        column = is_narrow(purpose, size)
-        picture = Picture(purpose, size, theme, aspect=1.5 if column else 0.58)
+    with drawn(aspect=0.58, narrow_aspect=1.5, **look) as picture:
+        column = picture.is_narrow
         panels = picture.subplots(*((3, 1) if column else (1, 3)))
         for axes, (title, field) in zip(panels, PANELS, strict=True):
             real, predicted = pairs[field]

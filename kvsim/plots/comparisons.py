@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 from matplotlib.ticker import NullLocator
@@ -17,9 +17,8 @@ from kvsim.files.arrow_table import read_table
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.plots.axes import from_zero
-from kvsim.plots.colors import MOST_LINES, Theme, figure_colors
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, style
+from kvsim.plots.colors import MOST_LINES, figure_colors
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.words import ByteUnit, is_bound, memory, policy_label, source_line
 
 if TYPE_CHECKING:
@@ -99,26 +98,21 @@ def _typed(name: str, value: Any) -> Any:
     return int(value) if name == "unit_tokens" else float(value)
 
 
-def throughput_memory(
-    *runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def throughput_memory(*runs: Recording | RunPoint, **look: Unpack[Look]) -> Picture:
     """Draw output tokens per second over the size of the KV pool, with a line per policy."""
     points = _points(runs)
     label = "output tokens per second"
-    picture = _against_capacity(points, "output_tokens_per_s", label, _best(points), purpose, size, theme)
+    picture = _against_capacity(points, "output_tokens_per_s", label, _best(points), look)
     picture.alt_text = "Throughput against the size of the KV pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.output_tokens_per_s:,.0f} tokens per second"
     )
     return picture
 
 
-def throughput_block_size(
-    *runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def throughput_block_size(*runs: Recording | RunPoint, **look: Unpack[Look]) -> Picture:
     """Draw output tokens per second and the wasted share of the pool over the block size."""
     points = _points(runs)
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.75)
+    with drawn(aspect=0.75, **look) as picture:
         above, below = picture.subplots(2, 1, sharex=True)
         _draw(above, points, "unit_tokens", "output_tokens_per_s")
         _draw(below, points, "unit_tokens", "unused_percent", color=picture.colors.states[SlotState.INTERNAL])
@@ -144,16 +138,14 @@ def throughput_block_size(
     return picture
 
 
-def hits_capacity(
-    *runs: Recording | RunPoint, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def hits_capacity(*runs: Recording | RunPoint, **look: Unpack[Look]) -> Picture:
     """Draw the share of prompt tokens that are prefix hits over the size of the pool.
 
     Runs with optimal eviction are drawn as a bound for the others.
     """
     points = _points(runs)
     label = "prompt tokens hit (%)"
-    picture = _against_capacity(points, "hit_percent", label, _most_hits(points), purpose, size, theme)
+    picture = _against_capacity(points, "hit_percent", label, _most_hits(points), look)
     picture.alt_text = "Prefix hits against the size of the pool. " + _sentences(
         points, lambda point: f"{memory(point.kv_bytes)}: {point.hit_percent:.3g}% of the prompt tokens"
     )
@@ -168,12 +160,9 @@ def _points(runs: Sequence[Recording | RunPoint]) -> list[RunPoint]:
     return points
 
 
-def _against_capacity(
-    points: Sequence[RunPoint], field: str, label: str, title: str, purpose: Purpose, size: Size | None, theme: Theme
-) -> Picture:
+def _against_capacity(points: Sequence[RunPoint], field: str, label: str, title: str, look: Look) -> Picture:
     unit = ByteUnit.for_size(max(point.kv_bytes for point in points))
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.7)
+    with drawn(aspect=0.7, **look) as picture:
         axes = picture.subplots()
         _draw(axes, points, "kv_bytes", field, scale=unit.num_bytes)
         axes.set(xlabel=f"KV pool ({unit.name})", ylabel=label, xlim=(0, None))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from kvsim.errors import UsageError
 from kvsim.fitting.server_change import Kind
-from kvsim.plots.colors import Theme
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, style
+from kvsim.plots.picture import Look, Picture, drawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +17,7 @@ Point = tuple[float, float]
 """TPOT p99 in milliseconds and output tokens per second."""
 
 
-def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light") -> Picture:
+def draw_fit(answer: Answer, **look: Unpack[Look]) -> Picture:
     """Draw every simulated server of `answer` as a dot, filled if it can serve the load, and the Pareto frontier.
 
     The frontier is a line through the servers that no other server beats in both TPOT and throughput. If servers with
@@ -34,8 +32,7 @@ def draw_fit(answer: Answer, *, purpose: Purpose = "web", size: Size | None = No
     points = [(point, fits) for outcome, fits in tried if (point := _point(outcome)) is not None]
     if not points:
         raise UsageError("nothing could be simulated, so there is nothing to draw.")
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.62)
+    with drawn(aspect=0.62, **look) as picture:
         axis = picture.subplots()
         frontier_color, chosen_color = picture.colors.hues[:2]
         for fits, fill, label in ((True, picture.colors.muted, "fits"), (False, "none", "does not fit")):

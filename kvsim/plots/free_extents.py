@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from kvsim.plots.axes import stairs
-from kvsim.plots.colors import MOST_LINES, Theme
-from kvsim.plots.picture import Picture
+from kvsim.plots.colors import MOST_LINES
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import replay_of
-from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import names_for, source_line
 from kvsim.replay.free_memory import free_extent_lengths_at
 
@@ -66,13 +65,7 @@ class FreeMemory:
         )
 
 
-def free_extents(
-    *recordings: Recording,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-    names: tuple[str, ...] = (),
-) -> Picture:
+def free_extents(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
     """Draw a histogram of the free memory, mean over time, by the length of the free extent to which it belongs.
 
     Paged policies can use extents of any length. Contiguous policies need extents at least as long as a reservation; a
@@ -80,8 +73,7 @@ def free_extents(
     """
     names = names_for(recordings, names, MOST_LINES)
     free = [FreeMemory.of(replay_of(recording)) for recording in recordings]
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.6)
+    with drawn(aspect=0.6, **look) as picture:
         axes = picture.subplots()
         for one, name, line in zip(free, names, picture.colors.lines, strict=False):
             share, slots = one.percent_by_length, one.asked_slots

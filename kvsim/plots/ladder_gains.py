@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Unpack
 
 import numpy as np
 from matplotlib.patches import Patch
 
 from kvsim.errors import RecordingError
 from kvsim.memory.waste import SlotState
-from kvsim.plots.colors import Theme, figure_colors
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, is_narrow, style
+from kvsim.plots.colors import figure_colors
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -47,9 +46,7 @@ def is_ladder(recordings: Sequence[Recording]) -> bool:
     return len(recordings) > 1 and all(KEY in recording.meta.extra for recording in recordings)
 
 
-def ladder(
-    *recordings: Recording, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def ladder(*recordings: Recording, **look: Unpack[Look]) -> Picture:
     """Draw output tokens per second of every run as bars: solid with the given memory, hollow with ample memory.
 
     The recordings are those that `kvsim compare --ladder -o FOLDER` wrote, in any order.
@@ -63,9 +60,9 @@ def ladder(
     rungs: list[dict[str, Any]] = [recording.meta.extra[KEY] for recording in order]
     here = np.array([rung["tokens_per_s"] for rung in rungs])
     ample = np.array([rung["ample_tokens_per_s"] for rung in rungs])
-    with style(purpose, theme):
-        column = is_narrow(purpose, size)
-        picture = Picture(purpose, size, theme, aspect=0.24 + (0.12 if column else 0.09) * len(rungs))
+    aspect, narrow_aspect = 0.24 + 0.09 * len(rungs), 0.24 + 0.12 * len(rungs)
+    with drawn(aspect=aspect, narrow_aspect=narrow_aspect, **look) as picture:
+        column = picture.is_narrow
         axes = picture.subplots()
         places = np.arange(len(rungs))
         height = _BAR_HEIGHT / 2 if column else _BAR_HEIGHT

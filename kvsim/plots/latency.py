@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from kvsim.metrics import Distribution, latencies
 from kvsim.plots.axes import log_axis
-from kvsim.plots.colors import MOST_LINES, Theme
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, is_narrow, style
+from kvsim.plots.colors import MOST_LINES
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 
 if TYPE_CHECKING:
@@ -25,19 +24,12 @@ _NO_LATENCY_S = (1e-3, 1.0)
 PANELS = (("time to first token", "ttft_s"), ("time per later token", "tpot_s"), ("end to end", "e2e_s"))
 
 
-def latency(
-    *recordings: Recording,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-    names: tuple[str, ...] = (),
-) -> Picture:
+def latency(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
     """Draw cumulative distributions of TTFT, TPOT and end-to-end latency of finished requests, with log time axes."""
     names = names_for(recordings, names, MOST_LINES)
     times = [latencies(recording) for recording in recordings]
-    with style(purpose, theme):
-        column = is_narrow(purpose, size)
-        picture = Picture(purpose, size, theme, aspect=1.1 if column else 0.62)
+    with drawn(aspect=0.62, narrow_aspect=1.1, **look) as picture:
+        column = picture.is_narrow
         panels = picture.subplots(*((3, 1) if column else (1, 3)), sharey=not column, squeeze=True)
         for axes, (title, field) in zip(panels, PANELS, strict=True):
             for of_run, name, line in zip(times, names, picture.colors.lines, strict=False):

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.plots.axes import log_axis
-from kvsim.plots.colors import MOST_LINES, Theme, figure_colors
-from kvsim.plots.picture import Picture
+from kvsim.plots.colors import MOST_LINES, figure_colors
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import replay_of
-from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, seconds, source_line
 from kvsim.recording import MemoryKind
 from kvsim.recording.order import expanded, is_new
@@ -161,13 +160,7 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
         written_in[part.address[written]] = part.row[written]  # the last write of a unit wins
 
 
-def lifetimes(
-    *recordings: Recording,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-    names: tuple[str, ...] = (),
-) -> Picture:
+def lifetimes(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
     """Draw the cumulative distribution of the time for which memory is held, and the share of units that several
     requests use.
     """
@@ -177,8 +170,7 @@ def lifetimes(
     medians = [float(curve_s[len(_QUANTILES) // 2]) for curve_s in curves_s]
     shared = [float(life.used_by_at_least()[1]) for life in lives]
     reuse = any(shared)
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.8 if reuse else 0.55)
+    with drawn(aspect=0.8 if reuse else 0.55, **look) as picture:
         panels = picture.subplots(2 if reuse else 1, 1, squeeze=False)[:, 0]
         for held_s, name, line in zip(curves_s, names, picture.colors.lines, strict=False):
             panels[0].plot(np.where(held_s > 0, held_s, np.nan), 100 * _QUANTILES, **line, label=name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from matplotlib.colors import ListedColormap, NoNorm
@@ -11,10 +11,9 @@ from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
 from kvsim.metrics.names import tells_owners
-from kvsim.plots.colors import THEMES, Colors, Theme
-from kvsim.plots.picture import Picture
+from kvsim.plots.colors import THEMES, Colors
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import TimeBins, replay_of, waste_of
-from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
 from kvsim.replay.unfolding import NO_OWNER
 
@@ -46,9 +45,7 @@ patterns of the pool.
 """
 
 
-def memory_map(
-    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def memory_map(recording: Recording, **look: Unpack[Look]) -> Picture:
     """Draw every address of the pool over time, in the colour of the state of most slots of a unit.
 
     Tokens have the hue of the request that holds the unit. Static batches, and scattered units of more requests than
@@ -64,8 +61,7 @@ def memory_map(
     num_bytes = replay.num_units * pool.bytes_per_unit
     unit = ByteUnit.for_size(num_bytes)
     shares = waste_shares(waste_of(recording)).pool_percent
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.68)
+    with drawn(aspect=0.68, **look) as picture:
         axes = picture.subplots()
         axes.imshow(
             codes_of(states, owners if by_owner else None),

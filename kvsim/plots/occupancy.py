@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from kvsim.metrics import Summary, summarize
 from kvsim.plots.axes import stairs
-from kvsim.plots.colors import MOST_LINES, Theme
-from kvsim.plots.picture import Picture
+from kvsim.plots.colors import MOST_LINES
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import TimeBins, counts_over_time, waste_of
-from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, source_line
 
 if TYPE_CHECKING:
@@ -18,20 +17,13 @@ if TYPE_CHECKING:
     from kvsim.recording import Recording
 
 
-def occupancy(
-    *recordings: Recording,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-    names: tuple[str, ...] = (),
-) -> Picture:
+def occupancy(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
     """Draw the occupancy of the pool, the sequences in each step and the waiting requests over time, with a line for
     each recording.
     """
     names = names_for(recordings, names, MOST_LINES)
     summaries = []
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.85)
+    with drawn(aspect=0.85, **look) as picture:
         panels = picture.subplots(3, 1, sharex=True)
         for recording, name, line in zip(recordings, names, picture.colors.lines, strict=False):
             bins, slots = TimeBins.of(recording), waste_of(recording)

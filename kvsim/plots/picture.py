@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import textwrap
 import warnings
-from typing import TYPE_CHECKING, Any, BinaryIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict
 
 import matplotlib as mpl
 import numpy as np
@@ -26,12 +27,12 @@ from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.plots.axes import marked
 from kvsim.plots.colors import THEMES, Theme
-from kvsim.plots.style import MEDIA, STATE_HATCHES, STATE_LABELS, Purpose, Size, is_narrow, style
+from kvsim.plots.style import MEDIA, STATE_HATCHES, STATE_LABELS, Purpose, Size, style
 from kvsim.plots.words import spaced
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from matplotlib.artist import Artist
     from matplotlib.ticker import Locator
@@ -40,6 +41,8 @@ _MARGIN_EM = 0.4
 """Width of the empty edge of a figure, in multiples of the font size."""
 _PNG_LEVEL = 3
 """Compression level of PNG files; the default of 6 takes 1.5 times as long and saves a twelfth of the bytes."""
+_LEAST_WIDE_EM = 44
+"""Least width of a figure that has room for panels side by side, in multiples of the font size."""
 _LEAST_PANELS = 0.1
 """Smallest share of the figure's height that may be left for the panels."""
 
@@ -66,29 +69,44 @@ class _Several(tuple[Patch, ...]):
         return self.label
 
 
+class Look(TypedDict, total=False):
+    """Appearance of a figure. Each key may be left out."""
+
+    purpose: Purpose
+    """Medium to draw for; by default "web"."""
+    size: Size | None
+    """Width and height in inches; None, the default, for those of the medium."""
+    theme: Theme
+    """Background of the figure; by default "light"."""
+
+
 class Picture(Figure):
     """A figure for one medium, with a title, a legend, panels, and a source line, from top to bottom."""
 
     alt_text = ""
     """Description in words, for readers who cannot see the picture."""
 
-    def __init__(self, purpose: Purpose, size: Size | None, theme: Theme, *, aspect: float) -> None:
+    def __init__(
+        self, purpose: Purpose, size: Size | None, theme: Theme, *, aspect: float, narrow_aspect: float | None = None
+    ) -> None:
         """Create an empty figure of `size` inches.
 
         If `size` is None, the figure is as wide as the medium of `purpose`, and its height is `aspect` times its width,
-        times `Medium.stretch`.
+        times `Medium.stretch`. For a narrow figure, `narrow_aspect` replaces `aspect` if it is given.
         """
         self.purpose: Purpose = purpose
         self.theme: Theme = theme
         self.colors = THEMES[theme]
-        self.is_narrow = is_narrow(purpose, size)
         medium = MEDIA[purpose]
+        self.is_narrow = 72 * (size or (medium.width_in,))[0] < _LEAST_WIDE_EM * medium.font_pt
+        """True if there is no room for panels, or for bars and their labels, side by side."""
         self._font_pt = medium.font_pt
         self.line_pt = medium.line_pt
         """Line width in points. Plots derive the sizes of markers and of thinner lines from it."""
         # The padding around panels scales with the font, as the margin of the title does.
         pad_in = _MARGIN_EM * medium.font_pt / 72
         self._engine = ConstrainedLayoutEngine(w_pad=pad_in, h_pad=pad_in)
+        aspect = narrow_aspect if self.is_narrow and narrow_aspect is not None else aspect
         default = (medium.width_in, medium.stretch * aspect * medium.width_in)
         super().__init__(figsize=size or default, layout=self._engine)
         self._bottom, self._top = 0.0, 1.0
@@ -305,6 +323,23 @@ class Picture(Figure):
         self._top -= top_pt / height_pt
         self._bottom += bottom_pt / height_pt
         self._engine.set(rect=(0, self._bottom, 1, self._top - self._bottom))
+
+
+@contextmanager
+def drawn(
+    *,
+    aspect: float,
+    narrow_aspect: float | None = None,
+    purpose: Purpose = "web",
+    size: Size | None = None,
+    theme: Theme = "light",
+) -> Iterator[Picture]:
+    """Yield an empty picture. What the `with` block draws has the style of its medium and theme.
+
+    The arguments are those of `Picture`.
+    """
+    with style(purpose, theme):
+        yield Picture(purpose, size, theme, aspect=aspect, narrow_aspect=narrow_aspect)
 
 
 def _balanced(text: str, width: int) -> list[str]:

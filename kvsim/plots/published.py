@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from kvsim.errors import UsageError
-from kvsim.plots.colors import Theme, figure_colors
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, style
+from kvsim.plots.colors import figure_colors
+from kvsim.plots.picture import Look, Picture, drawn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +23,7 @@ _ROW_IN, _PANEL_IN, _FRAME_IN = 0.24, 0.95, 1.35
 """Height in inches, on the web, of a row, of a panel's title and axis, and of the figure's title and legend."""
 
 
-def beside_published(
-    outcomes: Sequence[Reproduction], *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def beside_published(outcomes: Sequence[Reproduction], **look: Unpack[Look]) -> Picture:
     """Draw published numbers as ticks in their tolerances, and kvsim's as dots, or as crosses outside a tolerance.
 
     Raises:
@@ -35,9 +32,8 @@ def beside_published(
     if not outcomes:
         raise UsageError("no published figure was reproduced, so there is nothing to draw; name at least one.")
     counts = [len(outcome.ours) for outcome in outcomes]
-    with style(purpose, theme):
-        height_in = _FRAME_IN + _PANEL_IN * len(outcomes) + _ROW_IN * sum(counts)
-        picture = Picture(purpose, size, theme, aspect=height_in / 7.5)
+    height_in = _FRAME_IN + _PANEL_IN * len(outcomes) + _ROW_IN * sum(counts)
+    with drawn(aspect=height_in / 7.5, **look) as picture:
         colors = picture.colors
         panels = picture.subplots(len(outcomes), 1, squeeze=False, height_ratios=[count + 1.5 for count in counts])
         for axes, outcome in zip(panels[:, 0], outcomes, strict=True):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import numpy as np
 
 from kvsim.metrics import latencies, time_mean
 from kvsim.plots.axes import stairs
-from kvsim.plots.colors import MOST_LINES, Theme
-from kvsim.plots.picture import Picture
+from kvsim.plots.colors import MOST_LINES
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import TimeBins, counts_over_time
-from kvsim.plots.style import Purpose, Size, style
 from kvsim.plots.words import each_named, names_for, number, seconds, source_line
 
 if TYPE_CHECKING:
@@ -34,20 +33,13 @@ class _Queue(NamedTuple):
     """Wait of each finished request in seconds; NaN if unknown."""
 
 
-def queue(
-    *recordings: Recording,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-    names: tuple[str, ...] = (),
-) -> Picture:
+def queue(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
     """Draw the waiting requests over time, and the mean time from arrival to first schedule over the time of
     arrival.
     """
     names = names_for(recordings, names, MOST_LINES)
     rows = []
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.8)
+    with drawn(aspect=0.8, **look) as picture:
         panels = picture.subplots(2, 1)
         for recording, name, line in zip(recordings, names, picture.colors.lines, strict=False):
             bins, (time_s, waiting) = TimeBins.of(recording), counts_over_time(recording, "waiting")

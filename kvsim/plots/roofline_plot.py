@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from kvsim.errors import RecordingError
 from kvsim.hardware import find_gpu
 from kvsim.plots.axes import log_axis
-from kvsim.plots.colors import Theme
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, style
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.words import source_line
 from kvsim.recording.order import ROWS_AT_ONCE, expanded
 
@@ -75,9 +73,7 @@ class StepWork:
         )
 
 
-def roofline(
-    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def roofline(recording: Recording, **look: Unpack[Look]) -> Picture:
     """Draw every step as a dot: arithmetic per second over arithmetic per byte, with log axes.
 
     The slope of the roof is the GPU's memory bandwidth, and its flat part the dense arithmetic peak. The distance of a
@@ -93,8 +89,7 @@ def roofline(
     shown = np.concatenate([_sample(timed[work.prefill[timed] == flag]) for flag in (False, True)])
     intensity, speed = work.flops / work.streamed_bytes, work.flops / np.maximum(work.duration_s, 1e-12) / 1e12
     ridge = gpu.dense_flops / gpu.bandwidth_bytes_per_s
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.66)
+    with drawn(aspect=0.66, **look) as picture:
         axes = picture.subplots()
         left, right = intensity[shown].min() / _MARGIN, _MARGIN * max(4 * ridge, intensity[shown].max())
         limits = f"{gpu.name}: {gpu.bandwidth_bytes_per_s / 1e12:.3g} TB/s, {gpu.dense_flops / 1e12:,.0f} TFLOP/s"
@@ -104,10 +99,10 @@ def roofline(
         for flag in (True, False):
             dots = shown[work.prefill[shown] == flag]
             if len(dots):
-                look: dict[str, Any] = {"markersize": 2 * picture.line_pt, "color": picture.colors.hues[flag]} | _DOTS[
+                marks: dict[str, Any] = {"markersize": 2 * picture.line_pt, "color": picture.colors.hues[flag]} | _DOTS[
                     flag
                 ]
-                axes.plot(intensity[dots], speed[dots], linestyle="none", alpha=0.5, markeredgewidth=0, **look)
+                axes.plot(intensity[dots], speed[dots], linestyle="none", alpha=0.5, markeredgewidth=0, **marks)
         axes.set(xlim=(left, right), xlabel="arithmetic intensity (FLOP per byte)", ylabel="TFLOP/s")
         log_axis(axes, "x")
         log_axis(axes, "y")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 from matplotlib.collections import LineCollection
@@ -11,9 +11,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from kvsim.metrics.session_turns import by_turn, session_turns
-from kvsim.plots.colors import Colors, Theme, figure_colors
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, style
+from kvsim.plots.colors import Colors, figure_colors
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.words import source_line
 
 if TYPE_CHECKING:
@@ -40,16 +39,13 @@ def _part_colors(colors: Colors) -> _Parts:
     return _Parts(*colors.hues[:3], colors.pale)
 
 
-def sessions(
-    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def sessions(recording: Recording, **look: Unpack[Look]) -> Picture:
     """Draw the turns of each session over time, with evictions of blocks that a later turn needed; below, the mean
     prompt of the first, second, ... turns.
     """
     turns, table = session_turns(recording), by_turn(recording.requests, recording.meta.pool.unit_tokens)
     shown = _shown(turns)
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.95)
+    with drawn(aspect=0.95, **look) as picture:
         above, below = picture.subplots(2, 1, height_ratios=(2, 1))
         _draw_time(above, recording, turns, shown, picture.line_pt)
         _draw_prompts(below, table)

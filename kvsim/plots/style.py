@@ -35,9 +35,6 @@ STATE_LABELS = {
 LEGEND_PERCENT = 0.2
 """Percent of the pool below which a state has no legend entry, because its area is too small to see."""
 
-_LEAST_WIDE_EM = 44
-"""Least width of a figure that has room for panels side by side, in multiples of the font size."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
@@ -59,13 +56,6 @@ MEDIA: dict[str, Medium] = {
     "slide": Medium(width_in=11.0, stretch=0.85, font_pt=17.0, line_pt=2.2, dpi=150),
     "web": Medium(width_in=7.5, stretch=1.0, font_pt=11.0, line_pt=1.5, dpi=144),
 }
-
-
-def is_narrow(purpose: Purpose, size: Size | None) -> bool:
-    """Tell whether a figure has no room for panels, or for bars and their labels, side by side."""
-    medium = MEDIA[purpose]
-    width_in = medium.width_in if size is None else size[0]
-    return 72 * width_in < _LEAST_WIDE_EM * medium.font_pt
 
 
 def style(purpose: Purpose, theme: Theme = "light") -> AbstractContextManager[None]:

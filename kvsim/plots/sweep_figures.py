@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.experiments import sweeps
 from kvsim.plots.axes import from_zero
-from kvsim.plots.colors import MOST_LINES, Theme
-from kvsim.plots.picture import Picture
-from kvsim.plots.style import Purpose, Size, style
+from kvsim.plots.colors import MOST_LINES
+from kvsim.plots.picture import Look, Picture, drawn
 
 if TYPE_CHECKING:
     import os
@@ -29,14 +28,7 @@ _HOST_PANELS = (
 )
 
 
-def draw_sweep(
-    table: str | os.PathLike[str],
-    axes: Sequence[str],
-    *,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-) -> Picture:
+def draw_sweep(table: str | os.PathLike[str], axes: Sequence[str], **look: Unpack[Look]) -> Picture:
     """Draw output tokens per second over the first setting in `axes`, with a line for each value of the other settings.
 
     Runs that could not be served are left out.
@@ -55,8 +47,7 @@ def draw_sweep(
         raise UsageError(
             f"the sweep has {len(lines)} lines and a figure can tell {MOST_LINES} apart; vary fewer flags."
         )
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.6)
+    with drawn(aspect=0.6, **look) as picture:
         axis = picture.subplots()
         # The rows may be in any order; the figure must not depend on it.
         in_order = sorted(lines.items(), key=lambda item: [_order(value) for value in item[0]])
@@ -78,9 +69,7 @@ def draw_sweep(
     return picture
 
 
-def draw_host_memory(
-    table: str | os.PathLike[str], *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def draw_host_memory(table: str | os.PathLike[str], **look: Unpack[Look]) -> Picture:
     """Draw prefix hits, mean time to first token and preemptions over the size of host memory.
 
     Raises:
@@ -90,8 +79,7 @@ def draw_host_memory(
     sizes = [float(row[HOST_MEMORY]) for row in rows]
     if len(set(sizes)) < len(sizes):
         raise UsageError(f"{table} has several runs with the same {HOST_MEMORY.replace('_', '-')}; vary that alone.")
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.8)
+    with drawn(aspect=0.8, **look) as picture:
         axes = picture.subplots(len(_HOST_PANELS), 1, sharex=True)
         for axis, (column, label), line in zip(axes, _HOST_PANELS, picture.colors.lines, strict=False):
             axis.plot(range(len(rows)), [row[column] for row in rows], **line, marker="o")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, Unpack
 
 import numpy as np
 
 from kvsim.errors import UsageError
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import time_mean, waste_shares
-from kvsim.plots.colors import Theme, figure_colors
-from kvsim.plots.picture import Picture
+from kvsim.plots.colors import figure_colors
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import waste_of
-from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS, Purpose, Size, style
+from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS
 from kvsim.plots.words import distinct_names, memory, percentages, source_line
 from kvsim.replay.host_memory import host_memory
 
@@ -39,12 +39,7 @@ def _host_words(recording: Recording) -> str:
 
 
 def waste_bars(
-    *recordings: Recording,
-    purpose: Purpose = "web",
-    size: Size | None = None,
-    theme: Theme = "light",
-    of: Denominator = "pool",
-    names: tuple[str, ...] = (),
+    *recordings: Recording, of: Denominator = "pool", names: tuple[str, ...] = (), **look: Unpack[Look]
 ) -> Picture:
     """Draw the mean share of each state in the pool or in the allocated slots, as a bar for each recording."""
     names = names or distinct_names(recordings)
@@ -58,8 +53,7 @@ def waste_bars(
         pool = recording.meta.pool
         sizes.append(f"{memory(slots.capacity * pool.bytes_per_slot)}{_host_words(recording)}")
     percent = np.nan_to_num(np.array(shares))  # if nothing was allocated, the bar is empty
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.28 + 0.115 * len(recordings))
+    with drawn(aspect=0.28 + 0.115 * len(recordings), **look) as picture:
         axes = picture.subplots()
         states = [state for state in SlotState if percent[:, state].max() > 0]
         _draw_bars(axes, percent, states, 100 * _LETTER_EM / picture.width_em)

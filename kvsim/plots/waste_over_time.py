@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 
 from kvsim.memory.waste import SlotState
 from kvsim.metrics import waste_shares
-from kvsim.plots.colors import Theme, figure_colors
-from kvsim.plots.picture import Picture
+from kvsim.plots.colors import figure_colors
+from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import TimeBins, waste_of
-from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS, Purpose, Size, style
+from kvsim.plots.style import LEGEND_PERCENT, STATE_HATCHES, STATE_LABELS
 from kvsim.plots.words import ByteUnit, memory, percentages, source_line
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray
 
 
-def waste_over_time(
-    recording: Recording, *, purpose: Purpose = "web", size: Size | None = None, theme: Theme = "light"
-) -> Picture:
+def waste_over_time(recording: Recording, **look: Unpack[Look]) -> Picture:
     """Draw the pool by state over time, in bytes; above it, if there are preemptions, a panel of their number."""
     bins, slots = TimeBins.of(recording), waste_of(recording).with_gaps()
     pool = recording.meta.pool
@@ -32,8 +30,7 @@ def waste_over_time(
     total = slots.capacity * bytes_per_slot / unit.num_bytes
     held = bins.mean(slots.time_s, slots.slots) * bytes_per_slot / unit.num_bytes
     shares = waste_shares(slots).pool_percent
-    with style(purpose, theme):
-        picture = Picture(purpose, size, theme, aspect=0.72)
+    with drawn(aspect=0.72, **look) as picture:
         axes = _draw_preemptions(picture, recording) if recording.num_preemptions else picture.subplots()
         states = [state for state in SlotState if shares[state] > 0]
         _draw_areas(axes, bins, held, states)

@@ -1,4 +1,7 @@
-"""Layers and weights that speculative decoding adds to a model. They leave less memory for the KV cache."""
+"""Settings of the KV pool that follow from those of the scheduler, and the layers and weights of draft models.
+
+Layers and weights for drafting leave less memory for the KV cache.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.models import find_model
 from kvsim.models.layers import FullAttention
-from kvsim.sizing.pool_settings import Drafter
+from kvsim.policies.pipeline import Pipeline
+from kvsim.policies.releases import defaults_of
+from kvsim.sizing.pool_settings import Drafter, PoolSettings
 
 if TYPE_CHECKING:
     from kvsim.models import Model
@@ -18,18 +23,27 @@ _EAGLE3_VOCABULARY = 32_000
 """Vocabulary size of published EAGLE3 heads."""
 
 
-def additions_of(settings: ContinuousSettings, model: Model) -> dict[str, Any]:
-    """Return the fields of `PoolSettings` that follow from speculative decoding and from adapters (LoRA), by name.
+def pool_settings(settings: ContinuousSettings, model: Model, *, captured: bool, **others: Any) -> PoolSettings:
+    """Return the settings of the pool of a vLLM server with the scheduler's `settings`.
+
+    `captured` is True if steps are launched as captured graphs. `others` are fields of `PoolSettings` that do not
+    follow from the scheduler.
 
     Raises:
-        UsageError: the draft model is not known.
+        UsageError: the draft model is not known, or a value is out of range.
     """
-    found: dict[str, Any] = {}
-    if (config := settings.drafting) is not None:
-        found |= {"drafter": drafter_of(config, model), "num_drafts": config.num_tokens}
+    defaults, drafting = defaults_of(settings.vllm), settings.drafting
+    if drafting is not None:
+        others |= {"drafter": drafter_of(drafting, model), "num_drafts": drafting.num_tokens}
     if settings.enable_lora:
-        found |= {"max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
-    return found
+        others |= {"max_loras": settings.max_loras, "max_lora_rank": settings.max_lora_rank}
+    return PoolSettings(
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_in_flight_tokens=Pipeline.of(model, settings.vllm).max_in_flight_tokens(settings),
+        keeps_every_state=defaults.keeps_every_state,
+        estimates_graphs=defaults.estimates_graphs and captured,
+        **others,
+    )
 
 
 def drafter_of(config: SpeculativeConfig, model: Model) -> Drafter | None:

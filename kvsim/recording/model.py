@@ -160,6 +160,12 @@ class Meta:
         return str(self.policy.get("name", "paged"))
 
     @property
+    def max_model_len(self) -> int | None:
+        """Longest sequence in tokens of the real engine or of the simulated policy; None if neither is stated."""
+        length = self.engine.get("max_model_len", self.policy.get("max_model_len"))
+        return length if isinstance(length, int) else None
+
+    @property
     def stated_release(self) -> str | None:
         """Release of vLLM that was recorded or simulated; None if the recording does not state it."""
         stated = self.engine.get("version") if self.source == "vllm" else self.policy.get("vllm")

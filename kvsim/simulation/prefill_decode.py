@@ -161,18 +161,7 @@ class PrefillDecodeRun(SimulationRun):
         most.
         """
         self.locksteps = self._locksteps(disaggregation.num_prefill + disaggregation.num_decode)
-        self._replicas = [
-            self._replica(
-                source,
-                sinks[number] if sinks else None,
-                setup=of_kind,
-                connector=connector,
-                exchange=self._router,
-                lockstep=self.locksteps[number // disaggregation.ranks] if self.locksteps else None,
-            )
-            for number, (of_kind, connector) in enumerate(kinds)
-        ]
-        servers = self._connect_ranks(disaggregation.ranks)
+        servers = self._build(source, kinds, sinks, disaggregation.ranks, self._router)
         self._router.prefills, self._router.decodes = servers[:num_prefill_ranks], servers[num_prefill_ranks:]
         source.start(self._environment, self._router.decodes)
 

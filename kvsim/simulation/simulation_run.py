@@ -159,20 +159,32 @@ class SimulationRun:
         self.store = None if store is None else SharedStore(self._environment, setup, store)
         source = self._source(num_engines, dispatcher or Dispatcher.of(setup), sample_s)
         connector = None if store is None else store.connector(len(setup.workload))
+        servers = self._build(source, [(setup, connector)] * num_engines, sinks, num_ranks, self.store)
+        source.start(self._environment, servers)
+
+    def _build(
+        self,
+        source: Source,
+        kinds: Sequence[tuple[Setup, Connector | None]],
+        sinks: Sequence[RowSink],
+        num_ranks: int,
+        exchange: Exchanging | None,
+    ) -> list[ServerProcess]:
+        """Build an engine for each of `kinds`, which has its setup and its connector; return their servers in order.
+
+        Each `num_ranks` consecutive engines are the ranks of one server. The other arguments are those of `_replica`.
+        """
         self._replicas = [
             self._replica(
                 source,
                 sinks[number] if sinks else None,
+                setup=setup,
                 connector=connector,
-                exchange=self.store,
+                exchange=exchange,
                 lockstep=self.locksteps[number // num_ranks] if self.locksteps else None,
             )
-            for number in range(num_engines)
+            for number, (setup, connector) in enumerate(kinds)
         ]
-        source.start(self._environment, self._connect_ranks(num_ranks))
-
-    def _connect_ranks(self, num_ranks: int) -> list[ServerProcess]:
-        """Connect the ranks of each server if their steps wait for each other. Return all ranks in order."""
         servers = [replica.server for replica in self._replicas]
         for number, lockstep in enumerate(self.locksteps):
             lockstep.ranks = servers[number * num_ranks : (number + 1) * num_ranks]
@@ -255,20 +267,19 @@ class SimulationRun:
         source: Source,
         sink: RowSink | None,
         *,
-        setup: Setup | None = None,
-        connector: Connector | None = None,
-        exchange: Exchanging | None = None,
-        lockstep: WaitingRanks | None = None,
+        setup: Setup,
+        connector: Connector | None,
+        exchange: Exchanging | None,
+        lockstep: WaitingRanks | None,
     ) -> Replica:
         """Build one engine with its server process and the objects that collect its results.
 
         `source` sends its requests. `sink` receives its recording; None: nothing is recorded. Its steps wait for the
-        other ranks in `lockstep`; None: it waits for no ranks. `setup` None is that of the run.
+        other ranks in `lockstep`; None: it waits for no ranks.
 
         `connector` has the settings of its KV connector, and `exchange` is the other side of the connector; None
         without one. With an `exchange`, the engine returns whenever requests have ended.
         """
-        setup = setup or self.setup
         base, machine = setup.base, setup.machine
         # Each server counts for itself the steps outside the range that the profile was fitted to.
         step_time = setup.times.step_time
