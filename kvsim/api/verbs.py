@@ -165,15 +165,13 @@ def _equal_servers(
     route_lag_s: float,
     store: PrefixStore | None,
 ) -> Replicas | None:
-    if number is not None:
-        whole_number("replicas", number)
-    if on.model.data_parallel_size > 1:
-        return Replicas.ranks_of(on, policy, number or 1, route=route, route_lag_s=route_lag_s, store=store)
-    if number is None:
+    if number is None and on.model.data_parallel_size == 1:
         if route is not None or route_lag_s or store is not None:
             raise UsageError("route, route_lag_s and prefix_store are for several servers; give replicas as well.")
         return None
-    return Replicas(number=number, route=route, route_lag_s=route_lag_s, store=store)
+    if number is not None:
+        whole_number("replicas", number)
+    return Replicas(number=number or 1, route=route, route_lag_s=route_lag_s, store=store).on(on, policy)
 
 
 def compare(

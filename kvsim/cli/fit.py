@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kvsim.cli.flag import section
-from kvsim.cli.fleet_flags import FleetFlags, disaggregation_options, fleet_of
+from kvsim.cli.fleet_flags import disaggregation_options, fleet_of
 from kvsim.cli.load import check_load, load_options
 from kvsim.cli.options import check_policy_flags, engine_option, jobs_option
 from kvsim.cli.scenario_flags import scenario_options
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from kvsim.fitting import Answer, Goal, Load, SearchedServer
     from kvsim.fitting.growth import Grown
-    from kvsim.simulation import EngineName
+    from kvsim.simulation import EngineName, Servers
     from kvsim.workload import Workload
 
 _goal = section("Targets")
@@ -141,24 +141,25 @@ class _Findings(NamedTuple):
     growth: Sequence[Grown]
 
 
-def _load_multiples(flags: dict[str, Any], fleet: FleetFlags, gpu_hour_price: str | None) -> Sequence[float]:
+def _load_multiples(flags: dict[str, Any], fleet: Servers, gpu_hour_price: str | None) -> Sequence[float]:
     """Return the multiples in a range such as --load 1x..4x, and replace the range in `flags` by the first one. If
     --load has no range, return an empty sequence.
     """
     from kvsim.fitting.growth import multiples_of
+    from kvsim.simulation import Disaggregation
 
     if ".." not in (flags["load"] or ""):
         if gpu_hour_price is not None:
             raise UsageError("--gpu-hour-price is for the table of a range of loads; give --load 1x..4x as well.")
         return ()
-    if fleet.disaggregation is not None:
+    if isinstance(fleet, Disaggregation):
         raise UsageError("a range of loads is for servers of one kind; leave out --prefill and --decode.")
     multiples = multiples_of(flags["load"])
     flags["load"] = f"{multiples[0]}x"
     return multiples
 
 
-def _server_and_requests(flags: dict[str, Any], fleet: FleetFlags) -> tuple[SearchedServer, Workload]:
+def _server_and_requests(flags: dict[str, Any], fleet: Servers) -> tuple[SearchedServer, Workload]:
     from kvsim.cli.fit_server import server_of
     from kvsim.cli.load import requests_of
 

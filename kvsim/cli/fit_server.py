@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.fleet_flags import ONE_SERVER, FleetFlags
 from kvsim.cli.options import settings_from
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies import Paged, Radix
@@ -13,6 +12,7 @@ from kvsim.policies import Paged, Radix
 if TYPE_CHECKING:
     from kvsim.fitting import SearchedServer, Server, SGLangServer
     from kvsim.recording import Meta
+    from kvsim.simulation import Servers
 
 _BY_SHARE = "give --mem-fraction-static"
 _SINGLE_RUN_FLAGS = dict.fromkeys(("check", "refuse_misfits"), "leave it out, or use kvsim run")
@@ -43,7 +43,7 @@ _NOT_SEARCHED = {
 """Flags that `kvsim fit` does not accept, by policy. The value of a flag is the advice that is printed."""
 
 
-def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta | None = None) -> SearchedServer:
+def server_of(flags: dict[str, Any], fleet: Servers, meta: Meta | None = None) -> SearchedServer:
     """Return the server that the flags describe. Limits without a flag have the engine's defaults.
 
     Without --gpu and --model, both are those of `meta`, the metadata of the recorded requests.
@@ -56,7 +56,7 @@ def server_of(flags: dict[str, Any], fleet: FleetFlags = ONE_SERVER, meta: Meta 
     return server
 
 
-def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> Server:
+def _vllm_server(flags: dict[str, Any], fleet: Servers, meta: Meta | None) -> Server:
     from kvsim.cli.machine_flags import AUTO_LENGTH, engine_limits, machine_of
     from kvsim.cli.scenario import paged_settings
     from kvsim.fitting import Server
@@ -64,6 +64,7 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
     from kvsim.policies.releases import defaults_of
     from kvsim.policies.settings import ContinuousSettings
     from kvsim.setting_fields import values_of
+    from kvsim.simulation import Disaggregation
 
     gpu, model = machine_of(flags, meta)
     length, share = flags["max_model_len"], flags["gpu_memory_utilization"]
@@ -87,19 +88,20 @@ def _vllm_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) ->
         captured=not flags["enforce_eager"],
         num_blocks=flags["num_blocks"],
         name=flags["model"] or "",
-        replicas=fleet.num_servers,
-        apart=fleet.disaggregation,
+        replicas=fleet.number,
+        apart=fleet if isinstance(fleet, Disaggregation) else None,
         times=flags["times"],
         **values_of(scheduler),
     )
 
 
-def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) -> SGLangServer:
+def _sglang_server(flags: dict[str, Any], fleet: Servers, meta: Meta | None) -> SGLangServer:
     from kvsim.cli.machine_flags import AUTO_LENGTH, machine_of
     from kvsim.cli.scenario import radix_cache
     from kvsim.fitting import SGLangServer
+    from kvsim.simulation import Disaggregation
 
-    if fleet.disaggregation is not None:
+    if isinstance(fleet, Disaggregation):
         raise UsageError("prefill and decode servers of SGLang are not modelled; leave out --prefill and --decode, or "
                          "take --policy paged.")  # fmt: skip
     gpu, model = machine_of(flags, meta)
@@ -115,7 +117,7 @@ def _sglang_server(flags: dict[str, Any], fleet: FleetFlags, meta: Meta | None) 
         cache=radix_cache(flags, gpu),
         captured=not flags["enforce_eager"],
         name=flags["model"] or "",
-        replicas=fleet.num_servers,
+        replicas=fleet.number,
         times=flags["times"],
     )
     server.policy()  # checks the settings

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -85,31 +84,6 @@ replicas_options = with_options(
 """Decorator that adds the flags of equal servers and of their router."""
 
 
-class FleetFlags(NamedTuple):
-    """Servers that the flags ask for: their number, their router, and how KV moves between servers."""
-
-    disaggregation: Disaggregation | None
-    replicas: int = 1
-    route: str | None = None
-    route_lag_s: float = 0.0
-    store: PrefixStore | None = None
-
-    @property
-    def num_servers(self) -> int:
-        """Number of servers, prefill and decode servers included."""
-        split = self.disaggregation
-        return self.replicas if split is None else split.num_prefill + split.num_decode
-
-    @property
-    def link(self) -> KvLink | None:
-        """Link over which servers fetch KV; None if no server fetches any."""
-        fetched_from = self.disaggregation or self.store
-        return None if fetched_from is None else fetched_from.link
-
-
-ONE_SERVER = FleetFlags(None)
-
-
 def check_routes(*runs: Mapping[str, Any]) -> None:
     """Check that flags of the router have an effect on at least one run. Each of `runs` has the flags of one run."""
     routed = [flags["route"] for flags in runs if has_several_servers(flags)]
@@ -135,14 +109,16 @@ def _sees_prefixes(route: str | None) -> bool:
     return route is not None and (route in SEES_PREFIXES or route not in ROUTE_NAMES)
 
 
-def fleet_of(flags: dict[str, Any]) -> FleetFlags:
-    """Remove the flags of several servers from `flags`, and return the servers that they describe."""
+def fleet_of(flags: dict[str, Any]) -> Servers:
+    """Remove the flags of several servers from `flags`, and return the servers that they describe, without ranks."""
+    from kvsim.simulation import Replicas
+
     replicas, route = flags.pop("replicas", 1), flags.pop("route", None)
     route_lag_s, store = flags.pop("route_lag_s", 0.0), _store_of(flags)
     split = _disaggregation_of(flags, route or "shortest", has_replicas=replicas > 1 or route_lag_s > 0)
     if store and split:
         raise UsageError("--prefix-store-gib is shared by equal servers; leave out --prefill and --decode.")
-    return FleetFlags(split, replicas, route, route_lag_s, store)
+    return split or Replicas(number=replicas, route=route, route_lag_s=route_lag_s, store=store)
 
 
 def _store_of(flags: dict[str, Any]) -> PrefixStore | None:
@@ -166,22 +142,13 @@ def _remove_transfers(flags: dict[str, Any]) -> dict[str, Any]:
     return taken
 
 
-def servers_of(fleet: FleetFlags, policy: AnyPolicy, machine: Machine) -> Servers | None:
-    """Return the servers of a run; None for a single server.
+def servers_of(fleet: Servers, policy: AnyPolicy, machine: Machine) -> Servers | None:
+    """Return the servers of a run with their data-parallel ranks; None for a single server without ranks and store.
 
     `machine` is that of each server.
     """
-    from kvsim.simulation import Replicas
-
-    if fleet.disaggregation is not None:
-        return replace(fleet.disaggregation, ranks=machine.model.data_parallel_size)
-    if machine.model.data_parallel_size > 1:
-        return Replicas.ranks_of(
-            machine, policy, fleet.replicas, route=fleet.route, route_lag_s=fleet.route_lag_s, store=fleet.store
-        )
-    if fleet.replicas == 1 and fleet.store is None:
-        return None
-    return Replicas(number=fleet.replicas, route=fleet.route, route_lag_s=fleet.route_lag_s, store=fleet.store)
+    servers = fleet.on(machine, policy)
+    return servers if servers.number * servers.ranks > 1 or servers.link is not None else None
 
 
 def routed_words(servers: Servers) -> str:

@@ -14,6 +14,7 @@ from kvsim.errors import UsageError, shortened
 from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
 from kvsim.metrics.summary import Summary
 from kvsim.policies import AnyPolicy, Paged, base_of
+from kvsim.policies.connectors import KvLink
 from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRanks, rank_names
 from kvsim.recording import Recording, write
@@ -129,28 +130,22 @@ class Replicas:
             )
         check_instance("the prefix store", self.store, PrefixStore | None, "a kvsim.simulation.PrefixStore")
 
-    @classmethod
-    def ranks_of(
-        cls,
-        machine: Machine,
-        policy: AnyPolicy,
-        number: int = 1,
-        *,
-        route: RouteName | str | Router | None = None,
-        route_lag_s: float = 0.0,
-        store: PrefixStore | None = None,
-    ) -> Replicas:
-        """Return `number` servers, each with as many data-parallel ranks as the model of `machine` says.
+    def on(self, machine: Machine, policy: AnyPolicy) -> Replicas:
+        """Return these servers, each with as many data-parallel ranks as the model of `machine` says.
 
         Raises:
-            UsageError: the policy is not vLLM's.
+            UsageError: there are several ranks, and the policy is not vLLM's.
         """
-        base = base_of(policy)
-        if not isinstance(base, Paged):
+        ranks = machine.model.data_parallel_size
+        if ranks > 1 and not isinstance(base_of(policy), Paged):
             raise UsageError("--data-parallel-size is vLLM's; take --policy paged, or --replicas for servers of "
                              "another policy.")  # fmt: skip
-        ranks = machine.model.data_parallel_size
-        return cls(number=number, route=route, ranks=ranks, route_lag_s=route_lag_s, store=store)
+        return replace(self, ranks=ranks)
+
+    @property
+    def link(self) -> KvLink | None:
+        """Link of each server to the prefix store; None without a store."""
+        return None if self.store is None else self.store.link
 
     @property
     def route_name(self) -> str:

@@ -29,7 +29,7 @@ from kvsim.recording.row_sinks import RowSink
 from kvsim.recording.tables import Requests
 from kvsim.setting_fields import check_instance, is_finite
 from kvsim.simulation.dispatch import Dispatcher, DuplicatePrefixes
-from kvsim.simulation.machine import release_of
+from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.results import rows_of, transfers_of
 from kvsim.simulation.setup import Setup, check_number_of_ranks, check_number_of_servers, check_ranks, check_route
@@ -77,6 +77,15 @@ class Disaggregation:
     def route_name(self) -> str:
         """Name of the route of prefill servers. Empty for a custom router."""
         return self.route if isinstance(self.route, str) else ""
+
+    @property
+    def number(self) -> int:
+        """Number of servers of both kinds."""
+        return self.num_prefill + self.num_decode
+
+    def on(self, machine: Machine, policy: AnyPolicy) -> Disaggregation:  # noqa: ARG002
+        """Return these servers, each with as many data-parallel ranks as the model of `machine` says."""
+        return replace(self, ranks=machine.model.data_parallel_size)
 
     @property
     def num_prefill_ranks(self) -> int:

@@ -59,7 +59,7 @@ def serve(
     times = machine.step_time
     assert isinstance(times, RankTimes)
     machine = replace(machine, step_time=replace(times, own=at_pace(Pace(host=host), times.own)))
-    return simulate_fleet(workload, policy, machine, Replicas.ranks_of(machine, policy), **more)
+    return simulate_fleet(workload, policy, machine, Replicas(number=1).on(machine, policy), **more)
 
 
 @pytest.mark.parametrize("policy", [POLICY, SYNCHRONOUS, OLD], ids=["0.33.0", "synchronous", "0.25.1"])
@@ -115,7 +115,7 @@ def test_both_engines_agree(options: dict[str, Any]) -> None:
 def test_ranks_of_a_dense_model_are_servers_of_their_own(make_machine: Any) -> None:
     alone: Machine = make_machine(160)
     dense = replace(alone, model=alone.model.served(data_parallel_size=3))
-    fleet = measure_fleet(requests(), POLICY, dense, Replicas.ranks_of(dense, POLICY))
+    fleet = measure_fleet(requests(), POLICY, dense, Replicas(number=1).on(dense, POLICY))
     others = measure_fleet(requests(), POLICY, alone, Replicas(number=3, route=DataParallel(POLICY.scheduler.vllm)))
     assert not fleet.idle_steps
     for one, other in zip(fleet.servers, others.servers, strict=True):
@@ -219,11 +219,11 @@ def test_servers_of_ranks_in_turn_are_as_many_separate_servers(policy: Paged) ->
     """
     machine, load, number = ranks(), requests(), 3
     together = measure_fleet(
-        load, policy, machine, Replicas.ranks_of(machine, policy, number, route="round-robin"), check=True
+        load, policy, machine, Replicas(number=number, route="round-robin").on(machine, policy), check=True
     )
     for server in range(number):
         own = load.every(number, server)
-        alone = measure_fleet(own, policy, machine, Replicas.ranks_of(machine, policy))
+        alone = measure_fleet(own, policy, machine, Replicas(number=1).on(machine, policy))
         of_server = slice(2 * server, 2 * server + 2)
         assert together.idle_steps[of_server] == alone.idle_steps
         for one, other in zip(together.servers[of_server], alone.servers, strict=True):
@@ -238,7 +238,8 @@ def test_one_server_of_ranks_behind_a_router_is_that_server(route: str) -> None:
     machine = ranks(3)
     routed = Replicas(number=1, ranks=3, route=ServersOfRanks(route, 3))
     behind, alone = (
-        measure_fleet(requests(), POLICY, machine, servers) for servers in (routed, Replicas.ranks_of(machine, POLICY))
+        measure_fleet(requests(), POLICY, machine, servers)
+        for servers in (routed, Replicas(number=1).on(machine, POLICY))
     )
     for one, other in zip(behind.servers, alone.servers, strict=True):
         assert np.array_equal(one.requests.finished_s, other.requests.finished_s)
@@ -247,7 +248,7 @@ def test_one_server_of_ranks_behind_a_router_is_that_server(route: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"users": 9, "think_s": 0.02}], ids=str)
 def test_every_request_is_on_one_rank_of_one_server(options: dict[str, Any]) -> None:
     machine = ranks()
-    servers = Replicas.ranks_of(machine, POLICY, 2, route="least-kv")
+    servers = Replicas(number=2, route="least-kv").on(machine, POLICY)
     recordings, fleet = simulate_fleet(requests(), POLICY, machine, servers, check=True, **options)
     assert sorted(np.concatenate([each.requests.id for each in recordings])) == sorted(requests().ids)
     totals = fleet.totals()
@@ -262,12 +263,14 @@ def test_a_router_sees_the_ranks_of_a_server_together() -> None:
         return request.row % 2
 
     machine = ranks()
-    fleet = measure_fleet(requests(rate_per_s=1e6), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, route=route))
+    fleet = measure_fleet(
+        requests(rate_per_s=1e6), POLICY, machine, Replicas(number=2, route=route).on(machine, POLICY)
+    )
     assert [len(run.requests) for run in fleet.servers] == [10, 10, 10, 10]
     assert [row[0] for row in seen[11]] == [0, 1]
     assert [row[1] for row in seen[11]] == [6, 5]
     with pytest.raises(UsageError, match="should return the number of a server, 0 to 1"):
-        measure_fleet(requests(), POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, route=lambda *_: 2))
+        measure_fleet(requests(), POLICY, machine, Replicas(number=2, route=lambda *_: 2).on(machine, POLICY))
 
 
 def test_a_fleet_of_ranks_has_a_line_and_a_recording_for_each_rank(tmp_path: Path) -> None:

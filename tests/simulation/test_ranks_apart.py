@@ -128,7 +128,7 @@ def test_ranks_load_what_other_ranks_have_stored(policy: Paged, capacity: int) -
     machine = ranks(num_blocks=24)
     block_gib = 4 * machine.model.kv_bytes_per_token / 2**30
     store = PrefixStore(gib=capacity * block_gib, link=KvLink(latency_s=0.0001))
-    servers = Replicas.ranks_of(machine, policy, 2, store=store)
+    servers = Replicas(number=2, store=store).on(machine, policy)
     recordings, fleet = simulate_fleet(requests(60), policy, machine, servers, check=True)
     assert fleet.store is not None
     assert fleet.store.loaded_blocks > 0
@@ -151,7 +151,7 @@ def test_ranks_in_turn_with_a_store_that_none_shares_are_separate_servers() -> N
     """Every rank has prompts of its own, and the store has room for all."""
     load = replace(requests(60, num_prefixes=12), prefix_group=np.arange(60, dtype=np.int32) % 12)
     store, fast = PrefixStore(gib=1.0, link=KvLink(latency_s=0.0001)), dense(3, num_blocks=24)
-    together = measure_fleet(load, POLICY, fast, Replicas.ranks_of(fast, POLICY, 1, route="round-robin", store=store))
+    together = measure_fleet(load, POLICY, fast, Replicas(number=1, route="round-robin", store=store).on(fast, POLICY))
     assert together.store is not None
     loaded = 0
     for rank, served in enumerate(together.servers):
@@ -169,7 +169,7 @@ def test_both_engines_agree(kind: str) -> None:
     pytest.importorskip("numba")
     machine = ranks(num_blocks=24)
     store = PrefixStore(gib=1.0, link=KvLink(latency_s=0.0001))
-    servers = apart(link=SLOW) if kind == "apart" else Replicas.ranks_of(machine, POLICY, 2, store=store)
+    servers = apart(link=SLOW) if kind == "apart" else Replicas(number=2, store=store).on(machine, POLICY)
     one, other = (simulate_fleet(requests(), POLICY, machine, servers, engine=e) for e in ("interpreted", "compiled"))
     assert one[1].idle_steps == other[1].idle_steps
     for interpreted, compiled in zip(one[0], other[0], strict=True):
@@ -181,7 +181,9 @@ def test_a_rank_that_loads_from_host_memory_does_not_delay_the_others() -> None:
     """Over a link of 1 MB/s, the load of a block takes 0.4 s; the other rank takes its steps meanwhile."""
     machine = ranks(num_blocks=24)
     policy = replace(OLD, cache=replace(OLD.cache, kv_offloading_size=0.1, load_gb_per_s=1e-3))
-    recordings, fleet = simulate_fleet(requests(24), policy, machine, Replicas.ranks_of(machine, policy), check=True)
+    recordings, fleet = simulate_fleet(
+        requests(24), policy, machine, Replicas(number=1).on(machine, policy), check=True
+    )
     assert fleet.totals().num_finished == 24
     assert all(each.copies is not None and each.copies.kind.any() for each in recordings)
     for each in recordings:
@@ -210,7 +212,7 @@ def test_nothing_is_lost_between_ranks(
     assert fleet.totals().num_finished == 20
     store = PrefixStore(gib=0.001, link=KvLink(latency_s=latency_s))
     fleet = measure_fleet(
-        load, POLICY, machine, Replicas.ranks_of(machine, POLICY, 2, store=store), check=True, users=users
+        load, POLICY, machine, Replicas(number=2, store=store).on(machine, POLICY), check=True, users=users
     )
     assert fleet.totals().num_finished == 20
 
