@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,47 @@ if TYPE_CHECKING:
     from kvsim.metrics.summary import Summary
     from kvsim.recording import Meta
     from kvsim.recording.tables import Requests
+
+
+class StoreTotals(NamedTuple):
+    """Counts of a prefix store over a run, in blocks."""
+
+    loaded_blocks: int
+    written_blocks: int
+    evicted_blocks: int
+    most_blocks: int
+    """Largest number of blocks that the store held at once."""
+    capacity_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FleetCounts:
+    """Counts over all servers of a fleet, which the results of its single servers do not have."""
+
+    mean_duplicate_blocks: float = 0.0
+    """Mean over the samples of the number of duplicate prefix blocks.
+
+    A block counts as a duplicate on each server that has it cached, except one.
+    """
+    most_duplicate_blocks: int = 0
+    """Largest number of duplicate prefix blocks in one sample."""
+    num_prefill: int = 0
+    """Number of prefill servers; if servers have data-parallel ranks, of all ranks of prefill servers.
+
+    They come first among the servers. The number is 0 without prefill servers.
+    """
+    clients: Sequence[Requests] = ()
+    """Requests of each decode server, with the times at which clients sent them; empty without prefill servers."""
+    fetched_blocks: int = 0
+    """Number of blocks that decode servers have fetched from prefill servers."""
+    num_ranks: int = 1
+    """Number of data-parallel ranks of each server. With several, each rank counts as a server."""
+    idle_steps: tuple[int, ...] = ()
+    """Number of steps in which a data-parallel rank had no batch, one entry per rank; empty if ranks do not wait for
+    each other.
+    """
+    store: StoreTotals | None = None
+    """Block counts of the prefix store that all servers share; None without a store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +123,7 @@ class FleetTotals:
     It is empty if ranks do not wait for each other.
     """
     store: Mapping[str, int] | None = None
-    """Numbers of blocks of the prefix store that all servers share; None without a store.
-
-    Keys: `loaded_blocks`, `written_blocks`, `evicted_blocks`, `most_blocks` (held at once) and `capacity_blocks`.
-    """
+    """Fields of the `StoreTotals` of the prefix store that all servers share; None without a store."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the totals for JSON, with None in place of NaN."""
@@ -93,32 +131,18 @@ class FleetTotals:
 
 
 def fleet_totals(
-    meta: Meta,
-    summaries: Sequence[Summary],
-    requests: Sequence[Requests],
-    *,
-    mean_duplicate_blocks: float,
-    most_duplicate_blocks: int,
-    num_prefill: int = 0,
-    clients: Sequence[Requests] = (),
-    fetched_blocks: int = 0,
-    num_ranks: int = 1,
-    idle_steps: tuple[int, ...] = (),
-    store: Mapping[str, int] | None = None,
+    meta: Meta, summaries: Sequence[Summary], requests: Sequence[Requests], counts: FleetCounts
 ) -> FleetTotals:
     """Add up the `summaries` and the `requests` of a fleet, one entry for each server.
 
-    All servers have the pool and the model in `meta`. If the first `num_prefill` servers only compute prompts, a
-    request is on two servers. `clients` then has the requests of the decode servers, with the times that clients see.
-
-    Each other argument is the field of `FleetTotals` of the same name. If it counts blocks, it is the field with
-    `bytes` in place of `blocks`.
+    All servers have the pool and the model in `meta`. With prefill servers, a request is on two servers, and its
+    latencies are those in `counts.clients`.
     """
-    prefilling, decoding = summaries[:num_prefill], summaries[num_prefill:]
+    prefilling, decoding = summaries[: counts.num_prefill], summaries[counts.num_prefill :]
     duration_s = max(summary.duration_s for summary in summaries)
     output_tokens = sum(summary.output_tokens for summary in decoding)
     block_bytes = meta.model.get("tensor_parallel_size", 1) * meta.pool.bytes_per_unit
-    prompts = requests[:num_prefill] or requests
+    prompts = requests[: counts.num_prefill] or requests
     return FleetTotals(
         num_servers=len(summaries),
         duration_s=duration_s,
@@ -127,7 +151,7 @@ def fleet_totals(
         num_preemptions=sum(summary.num_preemptions for summary in summaries),
         output_tokens=output_tokens,
         output_tokens_per_s=output_tokens / duration_s if duration_s else np.nan,
-        **_latencies(clients or prompts),
+        **_latencies(counts.clients or prompts),
         mean_waiting=float(np.nansum([summary.mean_waiting for summary in summaries])),
         block_bytes=block_bytes,
         pool_bytes=len(summaries) * (meta.pool.num_units or 0) * block_bytes,
@@ -135,13 +159,13 @@ def fleet_totals(
         peak_occupancy=max(float(np.nan_to_num(summary.peak_occupancy)) for summary in summaries),
         imbalance=max((_imbalance(kind) for kind in (prefilling, decoding) if kind), default=np.nan),
         **_prefix_hits(meta, prefilling or summaries, prompts),
-        mean_duplicate_bytes=mean_duplicate_blocks * block_bytes,
-        most_duplicate_bytes=most_duplicate_blocks * block_bytes,
-        num_prefill=num_prefill,
-        fetched_bytes=fetched_blocks * meta.pool.bytes_per_unit,
-        num_ranks=num_ranks,
-        idle_steps=idle_steps,
-        store=store,
+        mean_duplicate_bytes=counts.mean_duplicate_blocks * block_bytes,
+        most_duplicate_bytes=counts.most_duplicate_blocks * block_bytes,
+        num_prefill=counts.num_prefill,
+        fetched_bytes=counts.fetched_blocks * meta.pool.bytes_per_unit,
+        num_ranks=counts.num_ranks,
+        idle_steps=counts.idle_steps,
+        store=None if counts.store is None else counts.store._asdict(),
     )
 
 

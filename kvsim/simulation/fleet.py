@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar, Unpack
 
 from kvsim.errors import UsageError, shortened
-from kvsim.metrics.fleet_totals import FleetTotals, fleet_totals
+from kvsim.metrics.fleet_totals import FleetCounts, FleetTotals, fleet_totals
 from kvsim.metrics.summary import Summary
 from kvsim.policies import AnyPolicy, Paged, base_of
 from kvsim.policies.connectors import KvLink
@@ -19,13 +19,12 @@ from kvsim.policies.custom import CustomPolicy
 from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRanks, rank_names
 from kvsim.recording import Recording, write
 from kvsim.recording.row_sinks import RowSink, RowsInMemory
-from kvsim.recording.tables import Requests
 from kvsim.setting_fields import check_instance, is_finite
 from kvsim.simulation.dispatch import CachedKeys, Dispatcher, DuplicatePrefixes, sampled_arrivals
 from kvsim.simulation.machine import Machine, release_of
 from kvsim.simulation.measured import Measured
 from kvsim.simulation.prefill_decode import Disaggregation, PrefillDecodeRun, check_policy
-from kvsim.simulation.prefix_store import PrefixStore, StoreTotals
+from kvsim.simulation.prefix_store import PrefixStore
 from kvsim.simulation.setup import Options, Setup, check_number_of_ranks, check_number_of_servers, check_route
 from kvsim.simulation.simulation_run import SimulationRun, record_setup
 from kvsim.workload import Workload
@@ -46,36 +45,14 @@ def in_turn(call: Callable[[Any, int], Result], common: Any, numbers: range) -> 
         yield call(common, number)
 
 
-class Fleet(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class Fleet(FleetCounts):
     """Results of the servers of a fleet."""
 
     servers: list[Measured]
+    """Results of each server, or of each data-parallel rank of each server."""
     names: Sequence[str] = ()
     """Names of the servers, which are those of their recordings' folders; empty for a single server."""
-    mean_duplicate_blocks: float = 0.0
-    """Mean over the samples of the number of duplicate prefix blocks.
-
-    A block counts as a duplicate on each server that has it cached, except one.
-    """
-    most_duplicate_blocks: int = 0
-    """Largest number of duplicate prefix blocks in one sample."""
-    num_prefill: int = 0
-    """Number of prefill servers; if servers have data-parallel ranks, of all ranks of prefill servers.
-
-    They come first in `servers`. The number is 0 without prefill servers.
-    """
-    clients: Sequence[Requests] = ()
-    """Requests of each decode server, with the times at which clients sent them; empty without prefill servers."""
-    fetched_blocks: int = 0
-    """Number of blocks that decode servers have fetched from prefill servers."""
-    num_ranks: int = 1
-    """Number of data-parallel ranks of each server. With several, `servers` has an entry for each rank."""
-    idle_steps: tuple[int, ...] = ()
-    """Number of steps in which a data-parallel rank had no batch, one entry per rank; empty if ranks do not wait for
-    each other.
-    """
-    store: StoreTotals | None = None
-    """Block counts of the prefix store that all servers share; None without a store."""
 
     def summaries(self) -> list[Summary]:
         """Return the summary of each server, named "server 0", "server 1" and so on. A single server keeps its name."""
@@ -86,19 +63,8 @@ class Fleet(NamedTuple):
 
     def totals(self, summaries: Sequence[Summary] | None = None) -> FleetTotals:
         """Return the totals of all servers. `summaries` replace those of `Fleet.summaries`."""
-        return fleet_totals(
-            self.servers[0].meta,
-            summaries or self.summaries(),
-            [server.requests for server in self.servers],
-            mean_duplicate_blocks=self.mean_duplicate_blocks,
-            most_duplicate_blocks=self.most_duplicate_blocks,
-            num_prefill=self.num_prefill,
-            clients=self.clients,
-            fetched_blocks=self.fetched_blocks,
-            num_ranks=self.num_ranks,
-            idle_steps=self.idle_steps,
-            store=None if self.store is None else self.store._asdict(),
-        )
+        requests = [server.requests for server in self.servers]
+        return fleet_totals(self.servers[0].meta, summaries or self.summaries(), requests, self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,8 +232,8 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSi
     return Fleet(
         measured,
         servers.names(),
-        duplicates.mean_blocks,
-        duplicates.most_blocks,
+        mean_duplicate_blocks=duplicates.mean_blocks,
+        most_duplicate_blocks=duplicates.most_blocks,
         num_ranks=servers.ranks,
         idle_steps=run.idle_steps,
         store=None if run.store is None else run.store.totals,
@@ -279,8 +245,8 @@ def _finish_prefill_decode(run: PrefillDecodeRun) -> Fleet:
     return Fleet(
         measured,
         run.disaggregation.names(),
-        run.duplicates.mean_blocks,
-        run.duplicates.most_blocks,
+        mean_duplicate_blocks=run.duplicates.mean_blocks,
+        most_duplicate_blocks=run.duplicates.most_blocks,
         num_prefill=run.disaggregation.num_prefill_ranks,
         clients=run.clients(measured),
         fetched_blocks=run.fetched_blocks,
@@ -363,4 +329,9 @@ def _finish_separate(
             progress(num_ended, num_requests)
     duplicates = DuplicatePrefixes(num_requests, samples)
     names = [str(number) for number in range(servers.num_servers)]
-    return Fleet(measured, names, duplicates.mean_blocks, duplicates.most_blocks)
+    return Fleet(
+        measured,
+        names,
+        mean_duplicate_blocks=duplicates.mean_blocks,
+        most_duplicate_blocks=duplicates.most_blocks,
+    )

@@ -25,6 +25,7 @@ from kvsim.engine.paged import prefix_hits
 from kvsim.engine.state import ABORTED, FINISHED, PREEMPTED, WAITING
 from kvsim.errors import IntegrityError, UsageError, shortened
 from kvsim.hardware import GIB
+from kvsim.metrics.fleet_totals import StoreTotals
 from kvsim.policies import Paged
 from kvsim.policies.connectors import Connector, Exchange, KvLink, Role, refuse_with_connector
 from kvsim.setting_fields import check_instance, is_finite
@@ -52,17 +53,6 @@ class PrefixStore:
     def connector(self, size: int) -> Connector:
         """Return the connector of a server in a workload of `size` requests."""
         return Connector(role=Role.BOTH, is_store=True, link=self.link, exchanges=[Exchange()] * size)
-
-
-class StoreTotals(NamedTuple):
-    """Counts of a prefix store over a run, in blocks."""
-
-    loaded_blocks: int
-    written_blocks: int
-    evicted_blocks: int
-    most_blocks: int
-    """Largest number of blocks that the store held at once."""
-    capacity_blocks: int
 
 
 class StoredPrefixes:
