@@ -151,9 +151,7 @@ class UnknownNameError(UsageError):
 
 
 def _some(names: list[str], listed_by: str) -> str:
-    """Return all names as text if they are few; otherwise the first ones, and the command that lists all, if there is
-    one.
-    """
+    """Return all names as text if they are few; otherwise the first ones, and any command that lists all."""
     if len(names) <= _MOST_NAMED:
         return f"there are {', '.join(names)}."
     num_named = _MOST_NAMED // 2

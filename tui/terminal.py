@@ -57,9 +57,7 @@ class Link:
         self._credit -= number
 
     def is_free(self, now_s: float) -> bool:
-        """Tell whether the bytes sent until `now_s` (monotonic seconds) are within the rate, so that a frame may be
-        sent.
-        """
+        """Tell whether the bytes sent until `now_s` (monotonic seconds) are within the rate, so that one may follow."""
         earned = (now_s - self._counted_s) * self._bytes_per_s
         self._credit, self._counted_s = min(self._credit + earned, self._bytes_per_s * _CREDIT_S), now_s
         return self._credit >= 0

@@ -77,9 +77,7 @@ def requests_of(given: WorkloadLike) -> tuple[Workload, Recording | None]:
 
 
 def checked(policy: PolicyLike) -> PolicyLike:
-    """Check that `policy` is a policy or the name of one, and return it. For a Python file, return the policy that it
-    defines.
-    """
+    """Check that `policy` is a policy or the name of one, and return it. A Python file defines the policy."""
     if isinstance(policy, type):
         raise UsageError(f"{policy.__name__} is a class; give one of its objects, such as {policy.__name__}().")
     if isinstance(policy, str) and is_policy_file(policy):

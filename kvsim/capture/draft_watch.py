@@ -43,9 +43,7 @@ def num_draft_modules(scheduler: Any) -> int:
 
 
 def draft_settings(scheduler: Any) -> dict[str, int]:
-    """Return `num_draft_modules` and, if above 0, `num_hash_lookahead_tokens`: tokens after a block that its hash
-    covers.
-    """
+    """Return `num_draft_modules` and, if above 0, `num_hash_lookahead_tokens`: tokens after a block in its hash."""
     ahead = int(getattr(scheduler, "num_hash_lookahead_tokens", 0))
     return {"num_draft_modules": num_draft_modules(scheduler)} | ({"num_hash_lookahead_tokens": ahead} if ahead else {})
 

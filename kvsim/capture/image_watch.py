@@ -24,9 +24,7 @@ _NOBODY = -1
 
 
 def encoder_settings(scheduler: Any) -> dict[str, Any]:
-    """Return the encoder's limits by the names of kvsim's settings, for a recording's metadata; empty without an
-    encoder.
-    """
+    """Return the encoder's limits by kvsim's names of settings, for a recording's metadata; {} without an encoder."""
     compute_tokens = int(getattr(scheduler, "max_num_encoder_input_tokens", 0) or 0)
     if not compute_tokens:
         return {}

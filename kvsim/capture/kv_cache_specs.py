@@ -44,9 +44,7 @@ def layout_of(kv_cache_config: Any, hash_block_size: int) -> KVCacheLayout:
 
 
 def _allocated_bytes(tensors: list[Any]) -> int:
-    """Return the bytes of all blocks. Since vLLM 0.29, all tensors are views of one allocation, and each states its
-    size.
-    """
+    """Return the bytes of all blocks. From vLLM 0.29, all tensors share an allocation, and each states its size."""
     sizes = [tensor.size for tensor in tensors]
     return int(sum(sizes) if hasattr(tensors[0], "shared_by") else max(sizes))
 

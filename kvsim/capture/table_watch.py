@@ -117,9 +117,7 @@ class TableWatch:
             self._recorder.ending(request)
 
     def _is_full(self, block: Any) -> bool:
-        """Tell whether a cached block is full. With drafts, a partly filled block may be cached by the hash of its
-        tokens.
-        """
+        """Tell whether a cached block is full; with drafts, a partly filled one may be cached by its tokens' hash."""
         num_tokens = getattr(block, "block_hash_num_tokens", None)
         if num_tokens is None or not isinstance(block.block_hash, bytes):
             return True

@@ -86,9 +86,7 @@ def command(
 
 
 def _fit_card(name: str, recordings: Sequence[Recording], output: Path) -> tuple[Card, Sequence[Residual]]:
-    """Write the machine card `name` with its factors fitted to `recordings`. Return it, and its error on each
-    recording.
-    """
+    """Write the machine card `name` with its factors fitted to `recordings`. Return it, and its error on each."""
     from kvsim.calibration import calibrate_card
     from kvsim.hardware import find_gpu
     from kvsim.machines import card_of, served_model

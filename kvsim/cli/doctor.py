@@ -66,9 +66,7 @@ _SGLANG_WITHOUT_READINGS = (
 )
 _SOURCES = {"log": "The log does", "metrics": "Metrics do", "recording": "The recording does"}
 _CACHE_SIZE_SETTINGS = ("gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
-"""Settings that decide the size of the cache. If neither the source nor a flag gives one, vLLM's default is assumed,
-with a note.
-"""
+"""Settings that decide the size of the cache. If no source or flag gives one, vLLM's default is assumed, noted."""
 _COUNTS = frozenset(("blocks", "blocks_override", "tokens", "block_size", "longest_that_fits", "padding_layers"))
 _NO_BYTES = _COUNTS | {"concurrency", "usage", "encoder_tokens"}
 """Figures that are no numbers of bytes."""

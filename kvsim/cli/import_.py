@@ -128,9 +128,7 @@ def _rows(workload: Workload, output: Path | None) -> list[tuple[str, str]]:
 def _sharegpt_with_guessed_lengths(
     file: str, form: str | None, columns: dict[str, str], chars_per_token: float
 ) -> Workload:
-    """Read ShareGPT conversations. A missing number of tokens is estimated as one token per `chars_per_token`
-    characters.
-    """
+    """Read ShareGPT conversations. A missing number of tokens is estimated: one per `chars_per_token` characters."""
     from kvsim.importers import TextSource, detect
     from kvsim.importers.sharegpt import read
 

@@ -28,9 +28,7 @@ class RunAnswer:
         self._fleet = fleet if shows_fleet else None
         self._band: Band | None = None
         self._front_end_s: list[float] = []
-        """Mean seconds that the HTTP front end adds to TTFT and to the end-to-end time, for each server; empty without
-        front ends.
-        """
+        """Mean seconds that HTTP front ends add to TTFT and to the end-to-end time, by server; empty without any."""
         self.notes: list[str] = []
         """Sentences to print below the figures."""
 

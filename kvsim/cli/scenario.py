@@ -170,9 +170,7 @@ class Scenario:
         )
 
     def times_of(self, rung: Rung) -> StepTimeModel:
-        """Return vLLM's step times for one of the servers of `compare --ladder`; they depend on whether it uses CUDA
-        graphs.
-        """
+        """Return vLLM's step times for one of the servers of `compare --ladder`; they depend on its CUDA graphs."""
         from kvsim.policies import Paged
 
         return replace(self, flags=self.flags | {"clock": "one"})._step_time(Paged(), captured=rung.captured)

@@ -99,9 +99,7 @@ def difference_rows(lines: Iterable[VerdictLine]) -> list[tuple[str, str, str]]:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """Yield a function of (steps done, all steps) that shows the progress on a terminal; without one, it does
-    nothing.
-    """
+    """Yield a function of (steps done, all steps) that shows progress on a terminal; without one, it does nothing."""
     if not sys.stderr.isatty():
         yield lambda done, total: None  # noqa: ARG005
         return

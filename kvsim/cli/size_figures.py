@@ -92,9 +92,7 @@ def unmeasured_notes(flags: Mapping[str, Any], budget: Budget) -> list[str]:
 def document(
     flags: Mapping[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
 ) -> dict[str, Any]:
-    """Return all figures for JSON. `costs` are those of one image; None without an image. `sleeps` adds the sizes in
-    sleep mode.
-    """
+    """Return all figures for JSON. `costs` are those of an image, or None. `sleeps` adds the sizes in sleep mode."""
     plan = budget.plan
     num_sequences, _ = sequences_at_once(budget, policy, tokens)
     # The log of vLLM has a token capacity of its own, which later releases compute from sequences of max_model_len.

@@ -27,9 +27,7 @@ def num_gpus(budget: Budget) -> int:
 
 
 def place_of(budget: Budget) -> str:
-    """Return the words that say whether a figure is that of each data-parallel rank or of all GPUs together; empty for
-    one GPU.
-    """
+    """Return words that say whether a figure is of each data-parallel rank or of all GPUs together; "" for one GPU."""
     return "on each rank" if budget.model.data_parallel_size > 1 else "in all" if num_gpus(budget) > 1 else ""
 
 

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 
 def size_slots(flags: Mapping[str, Any], gpu: Gpu, model: Model, tokens: int, *, as_json: bool) -> None:
-    """Print the memory budgets of SGLang and vLLM, and why the two differ; only SGLang's if vLLM has no room for a
-    block.
-    """
+    """Print the memory budgets of SGLang and vLLM, and why they differ; only SGLang's if vLLM has room for no block."""
     slots = plan_slots(gpu, model, mem_fraction_static=flags["mem_fraction_static"])
     host = _HostSlots.of(flags, slots)
     blocks: Budget | None = None  # no block of vLLM fits

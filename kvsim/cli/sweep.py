@@ -121,9 +121,7 @@ def _check_outputs(output: Path, figure: Path | None, vary: Sequence[str], *, ov
 
 
 def _run(points: Sequence[Point], output: Path, **options: Any) -> SweepResult:
-    """Run `points` with the `options` of `kvsim.experiments.sweeps.sweep`. If interrupted, print how many points are
-    done.
-    """
+    """Run `points` with the `options` of `kvsim.experiments.sweeps.sweep`. If interrupted, print how many are done."""
     from kvsim.experiments.sweeps import sweep
 
     num_done = 0

@@ -149,9 +149,7 @@ def columns_of(text: str | None) -> dict[str, str]:
 
 
 def _with_load(workload: Workload, flags: Mapping[str, Any]) -> Workload:
-    """Return `workload` with its arrival rate scaled by --load. In a closed loop, `users_of` scales the number of users
-    instead.
-    """
+    """Return `workload` with its arrival rate scaled by --load. In a closed loop, `users_of` scales the users."""
     factor = multiple("--load", flags["load"])
     if factor == 1 or flags.get("users") is not None:
         return workload

@@ -108,9 +108,7 @@ class LoggedFigure:
 
 @dataclass(slots=True)
 class StartupLog:
-    """Sizes and settings in a server's start-up log. If several processes log the same size or setting, the first value
-    counts.
-    """
+    """Sizes and settings in a server's start-up log. If several processes log the same one, the first value counts."""
 
     server: str = "vllm"
     release: str = ""

@@ -22,9 +22,7 @@ _LABELS = {"num_gpu_blocks": "blocks", "num_gpu_blocks_override": "blocks_overri
 """Name of the value in `StartupLog`, by label of `vllm:cache_config_info`."""
 _GAUGES = {"vllm:kv_cache_usage_perc": "usage", "sglang:token_usage": "usage", "sglang:max_total_num_tokens": "tokens"}
 _USAGES = ("vllm:kv_cache_usage_perc", "sglang:token_usage")
-"""A page of metrics counts as complete if it has one of these metrics. Incomplete pages, such as pasted lines, are not
-checked.
-"""
+"""A page counts as complete if it has one of these metrics. Incomplete pages, such as pasted lines, are not checked."""
 _MOST = 1e15
 _RECORDED = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "gpu_memory_utilization")
 

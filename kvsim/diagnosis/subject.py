@@ -27,9 +27,7 @@ if TYPE_CHECKING:
     from kvsim.simulation import EngineName
 
 _LEAST_SHARE = 0.9
-"""If the pool has at least this share of the blocks that fit into the GPU, vLLM is assumed to have sized it; otherwise
-the user.
-"""
+"""A pool with at least this share of the blocks that fit into the GPU counts as sized by vLLM, others by the user."""
 
 
 def load_of(recording: Recording) -> Load:

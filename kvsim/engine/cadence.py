@@ -47,9 +47,7 @@ def end_pass(engine: Engine) -> None:
 
 @part
 def end_step(engine: Engine) -> None:
-    """Add the step to `State.num_computing_steps` if it computes anything. If it computes a prompt, the interval begins
-    anew.
-    """
+    """Add the step to `State.num_computing_steps` if it computes anything. With a prompt, the interval begins anew."""
     state = engine.state
     if state.num_tokens_in_batch > 0:
         state.num_computing_steps += 1

@@ -73,9 +73,7 @@ def check_several_groups(cache: PagedSettings) -> None:
 
 
 def double_free_error() -> UsageError:
-    """Return the error for a run in which SGLang frees the slots of a sliding window twice, and goes on with damaged
-    memory.
-    """
+    """Return the error for a run in which SGLang frees slots of a window twice, and goes on with damaged memory."""
     return UsageError(
         "SGLang frees slots of sliding windows twice in this run, and kvsim does not follow it from there on; leave "
         "--disable-radix-cache out."

@@ -126,9 +126,7 @@ class Report:
     sequence: Small = 0
     is_load: bool = False
     reported_in: int = 0
-    """Number of the step with whose output the end is reported. Every call of the scheduler counts as a step, from 1
-    on.
-    """
+    """Number of the step with whose output the end is reported. Every call of the scheduler is a step, from 1 on."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -141,9 +139,7 @@ class Lane:
 
 @dataclass(slots=True, eq=False, repr=False)
 class BadBlock:
-    """A block that failed to load (`block` is its id), and the number of the step with whose output this is
-    reported.
-    """
+    """A block that failed to load (its id is `block`), and the number of the step with whose output it is reported."""
 
     block: int = 0
     reported_in: int = 0
@@ -160,9 +156,7 @@ class ConnectorTables(NamedTuple):
     notices: Numbers
     """Numbers of the sequences whose prompts another server need not keep, because nothing is fetched from it."""
     sends: Numbers
-    """Numbers of the sequences that have ended and now keep their blocks for another server. The caller reads and
-    removes them.
-    """
+    """Numbers of ended sequences that keep their blocks for another server. The caller reads and removes them."""
     live: Numbers
     """Numbers of the sequences with a transfer whose end time is known and that has not been reported as ended."""
     lanes: Records[Lane]

@@ -181,9 +181,7 @@ def _num_accepted(engine: Engine, sequence: Sequence, num_drafts: int) -> int:
 
 @part
 def _num_proposed(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of drafts that are proposed next, by the request's list; `State.num_drafts` if it has
-    no list.
-    """
+    """Return the number of drafts proposed next, by the request's list; `State.num_drafts` if it has no list."""
     given, most = engine.given_drafts[sequence.number], engine.state.num_drafts
     if given.proposed_length == 0:
         return most

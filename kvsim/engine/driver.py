@@ -104,9 +104,7 @@ class Driver:
         return outcome
 
     def hit_tokens(self, number: int) -> int:
-        """Return the number of leading tokens of a request's prompt that the prefix cache holds now; 0 without prefix
-        caching.
-        """
+        """Return the number of leading tokens of a request's prompt in the prefix cache; 0 without prefix caching."""
         if not self.engine.settings.prefix_caching:
             return 0
         if self.engine.memory is custom_memory.CUSTOM:
@@ -183,9 +181,7 @@ class Driver:
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
-        """Return the number of tokens of each sequence in the step scheduled last, by sequence number, in order of
-        scheduling.
-        """
+        """Return the tokens of each sequence in the step scheduled last, by its number, in order of scheduling."""
         size = self.engine.state.num_in_batch
         return dict(zip(self._listed("batch", size), self._listed("batch_tokens", size), strict=True))
 
@@ -360,16 +356,12 @@ class Driver:
         transfers.expect_end(self.engine, self.sequence(number))
 
     def use_slots(self, slots: list[int]) -> None:
-        """Mark idle slots of host memory, counted from 0, as used in this order: the last one is the most recently
-        used.
-        """
+        """Mark idle host slots, counted from 0, as used in this order: the last one is the most recently used."""
         for slot in slots:
             host_pool.use(self.engine, host_pool.block_of(slot))
 
     def changes(self) -> list[MemoryRow]:
-        """Return the changes of ownership since the recorded rows were last discarded, in order. Empty if they are not
-        recorded.
-        """
+        """Return the changes of ownership since the rows were last discarded, in order. Empty without records."""
         return [self.engine.memory_rows[index] for index in range(self.engine.state.num_memory_rows)]
 
     def _begin_slice(self) -> None:

@@ -1,6 +1,4 @@
-"""State of the encoder cache. An input is an occurrence of an image in a prompt; several inputs may have the same
-image.
-"""
+"""State of the encoder cache. An input is an occurrence of an image in a prompt; several may have the same image."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ class EncoderState:
     step_tokens: int = 0
     """Number of encoder outputs that the step being scheduled computes."""
     step_pairs: int = 0
-    """Attention pairs of the encoder in the step being scheduled: the squared numbers of outputs of its
-    images, summed.
-    """
+    """Attention pairs of the encoder in the step being scheduled: the sum of the squared outputs of its images."""
     num_encoded: int = 0
     """Number of images computed since the run began."""
     num_holds: int = 0
@@ -126,9 +122,7 @@ class EncoderCache(NamedTuple):
     image, so that the image is not encoded again.
     """
     evicted: Numbers
-    """Numbers of the images that the current step has evicted, in order. Images beyond the length of the array are not
-    listed.
-    """
+    """Numbers of the images that the current step has evicted, in order. Images beyond the array's end are left out."""
     rows: Records[EncoderRow]
     """Events since the caller last read them; empty if they are not recorded."""
 

@@ -38,13 +38,9 @@ class Settings:
     lone_prompt_is_limited: bool = False
     """True if `long_prefill_token_threshold` applies even if no other sequence runs or waits."""
     most_chunk_tokens: int = 0
-    """Limit for the number of tokens of one prompt in one step: the budget or, if it is smaller,
-    `long_prefill_token_threshold`.
-    """
+    """Limit for a prompt's tokens in one step: the budget, or a smaller `long_prefill_token_threshold`."""
     prefill_interval: Feature = 1
-    """Smallest number of computing steps from one step with prompt tokens to the next; 1 for no restriction. See
-    `cadence`.
-    """
+    """Smallest number of computing steps between steps with prompt tokens; 1 for no restriction. See `cadence`."""
     max_adapters: Feature = 0
     """Limit for the number of adapters in use at once; 0 if adapters are not limited."""
     running_keep_adapters: bool = False
@@ -94,9 +90,7 @@ class Settings:
     lack of memory.
     """
     late_outputs_block: bool = False
-    """True if a preempted sequence is admitted again only after the outputs of its steps in flight have been
-    processed.
-    """
+    """True if a preempted sequence is admitted again only after the outputs of its steps in flight are processed."""
     drops_late: FeatureFlag = False
     """True if preempting a sequence discards the outputs of its steps in flight, so that the sequence need not wait for
     these outputs before it is admitted again.
@@ -157,9 +151,7 @@ class Settings:
     that read them.
     """
     expires_from: int = 0
-    """Number of computed tokens below which no sequence holds an expired token, which is one that no later
-    step reads.
-    """
+    """Number of computed tokens below which no sequence holds an expired token: one that no later step reads."""
     most_unsure: int = 0
     """Largest number of last tokens of a sequence that may or may not be computed before it ends; see `totals`."""
 
@@ -168,9 +160,7 @@ class Settings:
     cache_tokens: int = 0
     """Least common multiple of the groups' block sizes in tokens. The length of a hit is a multiple of it."""
     commit_tokens: int = 0
-    """Granularity of the prefix cache in tokens. Without drafts, the cached length of a sequence is a
-    multiple of it.
-    """
+    """Granularity of the prefix cache in tokens. Without drafts, the cached length of sequences is a multiple of it."""
     caches_processed: FeatureFlag = False
     """True if blocks enter the prefix cache when the output of a step is processed; False if they enter it when the
     step is scheduled.
@@ -222,23 +212,17 @@ class Settings:
     draft_budget_tokens: Feature = 0
     """Number of tokens that drafting takes from the step's budget for each sequence in the step."""
     reserved_draft_tokens: int = 0
-    """Number of draft tokens for which admission leaves room in the pool, for every sequence with an
-    unfinished prompt.
-    """
+    """Number of draft tokens for which admission leaves room, for each sequence with an unfinished prompt."""
     ahead_tokens: Feature = 0
     """Number of tokens after a block that go into its prefix-cache key as well, because drafting reads them."""
     prompt_ahead_tokens: Feature = 0
-    """Number of prompt tokens after a chunk that drafting reads. At least this number follows every chunk but the
-    last.
-    """
+    """Number of prompt tokens after a chunk that drafting reads. At least these follow every chunk but the last."""
     pads_admission: FeatureFlag = False
     """True if a sequence with one token to compute is admitted with padding drafts, which are rejected."""
     pads_alone: FeatureFlag = False
     """True if `pads_admission` also applies without running sequences, except near `max_model_len`."""
     drops_last_hit: FeatureFlag = False
-    """True if groups with `Group.drops_hit` compute the last hit block again, because the draft model needs its hidden
-    states.
-    """
+    """True if groups with `Group.drops_hit` compute the last hit block again, whose hidden states drafts need."""
     drops_after_prompt: FeatureFlag = False
     """True if the lookup for `drops_last_hit` may include the block that ends with the last known token. This block is
     then the one to compute again. Used only with several groups.
@@ -292,17 +276,13 @@ class Settings:
     think_s: float = 0.0
     """Seconds from an answer to the user's next request."""
     answers: bool = False
-    """True if the engine returns to its caller whenever a request has ended, so that the client can act on
-    the answer.
-    """
+    """True if the engine returns to its caller when a request has ended, so that the client can act on the answer."""
     lockstep: bool = False
     """True if the engine returns to its caller after every scheduled step, because data-parallel ranks wait for each
     other's steps.
     """
     checking: bool = False
-    """True if the engine returns to its caller after every scheduled step, so that the caller can check the
-    bookkeeping.
-    """
+    """True if the engine returns to its caller after every scheduled step, so that the caller can check it."""
 
     # Recorded rows.
     records_memory: bool = False
@@ -314,9 +294,7 @@ class Settings:
     GPU and host, or report that they have ended. In a pipeline, it counts for `decode_interval`.
     """
     most_steps: int = 0
-    """Largest number of recorded steps in one slice of the run. At the end of a slice, the caller reads the recorded
-    rows.
-    """
+    """Largest number of recorded steps in one slice of the run. At its end, the caller reads the rows."""
     most_memory_rows: int = 0
     """Largest number of rows in `Engine.memory_rows` with which a step may begin. With more, the current slice of the
     run ends first, so that the caller reads the rows.

@@ -37,17 +37,13 @@ class ExternalSequence:
     prefilling_place: Small = 0
     """Index of the sequence in `ExternalKV.prefilling` plus 1; 0 if the sequence is not there."""
     last_step: int = 0
-    """Number of the last step that computed tokens of the sequence. Steps are counted as in
-    `ExternalState.num_steps_begun`.
-    """
+    """Number of the last step that computed tokens of the sequence. See `ExternalState.num_steps_begun`."""
     free_after: int = 0
     """Number of the step with whose output the blocks of the sequence are freed. Steps are counted as in
     `ExternalState.num_steps_begun`.
     """
     dead_tokens: Small = 0
-    """Number of computed tokens that the sequence had when it gave up its blocks, which are freed only after steps in
-    flight.
-    """
+    """Number of computed tokens that the sequence had when it gave up its blocks, freed only after steps in flight."""
 
 
 class ExternalKV(NamedTuple):
@@ -60,9 +56,7 @@ class ExternalKV(NamedTuple):
     that have no blocks yet.
     """
     deferred: Numbers
-    """Numbers of the sequences whose blocks will be freed after steps in flight, in the order in which they will be
-    freed.
-    """
+    """Numbers of the sequences whose blocks will be freed after steps in flight, in this order."""
 
 
 def external_kv(size: int, *, compiled: bool) -> ExternalKV:

@@ -96,9 +96,7 @@ class HostState:
 
 @dataclass(slots=True, eq=False, repr=False)
 class HostBlock(Linked):
-    """Host block with the data of one slot. With ARC, a record can instead be a ghost: only the key of an evicted
-    block.
-    """
+    """Host block with the data of one slot. With ARC, a record can be a ghost: only the key of an evicted one."""
 
     key: int = 0
     readers: Small = 0
@@ -108,9 +106,7 @@ class HostBlock(Linked):
     next_in_bucket: Small = 0
     """Index of the next block in the same bucket of the hash table (`HostTier.buckets`); 0 for none."""
     spared_in: int = 0
-    """Value of `HostState.num_sparings` when the block was last protected from eviction. It is protected while the two
-    are equal.
-    """
+    """`HostState.num_sparings` when the block was last protected from eviction. It is protected while equal."""
     next_of_job: Small = 0
     """Index of the next host block that the same store writes; `NO_HOST_BLOCK` after the last one."""
 
@@ -199,15 +195,11 @@ class HostTier(NamedTuple):
     buckets: Numbers
     """Index of the first record in each bucket of the hash table of keys."""
     sources: Numbers
-    """Ids of the GPU blocks from which each slot was stored, flat: `HostSettings.blocks_per_slot` entries for each
-    slot.
-    """
+    """Ids of the GPU blocks from which slots were stored, flat: `HostSettings.blocks_per_slot` entries each."""
     jobs: Records[Job]
     """Copies. Those not reported as ended are linked in order of their numbers, after the head, record 0."""
     sequences: Records[HostSequence]
     allocated_in: Numbers
     """Number of the scheduler's call, counted from 1, that last allocated each GPU block."""
     copy_rows: Records[CopyRow]
-    """Rows of the copies that were reported in this slice of the run, one for each GPU block; empty if they are not
-    recorded.
-    """
+    """Rows of the copies reported in this slice of the run, one for each GPU block; empty if they are not recorded."""

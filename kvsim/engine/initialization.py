@@ -100,9 +100,7 @@ class EnginePlan:
     answers: bool = False
     """True if `Driver.advance` returns whenever a request has ended, so that its client can act on the answer."""
     lockstep: bool = False
-    """True if `Driver.advance` returns after every step, because the steps of data-parallel ranks wait for
-    each other.
-    """
+    """True if `Driver.advance` returns after every step, because steps of data-parallel ranks wait for each other."""
     stamp_at_entry: bool = False
     """True if the recorded arrival of a request is the time when the engine has queued it. False if it is the time when
     the client sent it.

@@ -155,9 +155,7 @@ class MemoryManager:
     after_schedule: Callable[[Engine], None] = _do_nothing
     """Update the bookkeeping of transfers for the step just scheduled, and decide which of its blocks are stored."""
     before_update: Callable[[Engine, int], None] = _ignore
-    """Free the blocks that were kept for the oldest step in flight. The second argument is its index in
-    `Engine.launched`.
-    """
+    """Free the blocks kept for the oldest step in flight. The second argument is its index in `Engine.launched`."""
     after_update: Callable[[Engine], None] = _do_nothing
     """End the transfers that are reported with the output just processed."""
     start_transfers: Callable[[Engine], None] = _do_nothing

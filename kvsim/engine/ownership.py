@@ -1,6 +1,4 @@
-"""Kinds of changes of who owns units of memory or cached images, for the engine that records them and for readers of
-recordings.
-"""
+"""Kinds of changes of who owns units of memory or cached images, for the engine and for readers of recordings."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ NO_PAGE = 0
 SLOTS, WINDOWS = range(2)
 """Pools of slots: `WINDOWS` for layers with windows, if these have a pool; `SLOTS` for all other layers."""
 ROOT = 0
-"""Index of the root of the tree, which holds no page. A field with another node's index has this value if there is no
-such node.
-"""
+"""Index of the root, which holds no page. A field with a node's index has this value if there is no such node."""
 FCFS, LPM, DFS_WEIGHT, LOF, HRRN, SHORTEST_PREFILL_FIRST = range(6)
 """Orders of the waiting queue, by SGLang's names.
 
@@ -102,15 +100,11 @@ class RadixArguments:
     mixes: bool = False
     """True if running requests decode in the same step as a prefill."""
     serializes_prefills: bool = False
-    """True if a prefill directly after another prefill is launched only when the output of the first one was
-    processed.
-    """
+    """True if a prefill directly after another prefill is launched only after the first one's output was processed."""
     prefill_decode_interval: int = 0
     """Number of passes after a prefill in which no further prefill is tried; 0 for no restriction."""
     interval_min_seqs: int = 0
-    """Smallest number of running requests for which `prefill_decode_interval` applies. With fewer, a prefill is tried
-    at once.
-    """
+    """Running requests from which on `prefill_decode_interval` applies; with fewer, a prefill is tried at once."""
 
     # Expected needs of memory.
     first_ratio: float = 0.0
@@ -123,9 +117,7 @@ class RadixArguments:
     tree. It also enters the new `RadixState.ratio`.
     """
     most_new_tokens: int = 0
-    """Upper bound of the number of output tokens for which admission requires room, per request; SGLang's
-    `CLIP_MAX_NEW_TOKENS`.
-    """
+    """Most output tokens for which admission requires room, per request; SGLang's `CLIP_MAX_NEW_TOKENS`."""
 
     # Windows.
     window_tokens: int = 0
@@ -168,9 +160,7 @@ class RadixState:
     num_nodes: int = 0
     """Largest index of a record that was ever used for a node."""
     first_spare: int = 0
-    """Index of the first unused record of a node; `ROOT` if there is none. The records form a list, linked by
-    `Node.parent`.
-    """
+    """Index of the first unused record of a node; `ROOT` if there is none. `Node.parent` links them."""
     num_leaves: int = 0
     """Number of leaves that can be evicted now."""
     locked_pages: int = 0
@@ -187,9 +177,7 @@ class RadixState:
     entries_limit: int = 0
     """Index after the last entry of the half of `RadixTables.node_pages` in use."""
     is_collecting: bool = False
-    """True while `token_slots` collects freed pages instead of freeing them. `end_free_group` then frees them in one
-    call.
-    """
+    """True while `token_slots` collects freed pages instead of freeing them. `end_free_group` frees them at once."""
 
     # Windows.
     num_free_windows: int = 0
@@ -222,9 +210,7 @@ class RadixState:
     num_prefills: int = 0
     """Number of requests that the last prefill computes, without the decodes that are mixed in."""
     num_last_prefill: int = 0
-    """Number of requests in the last prefill's batch, decodes that are mixed in included: the used length of
-    `RadixTables.last`.
-    """
+    """Number of requests in the last prefill's batch, with mixed-in decodes: the used length of `RadixTables.last`."""
     last_puts_out: bool = False
     """True if a request of the last prefill's batch has an output limit above 0, or if decodes are mixed in."""
     last_prefill_tokens: int = 0
@@ -252,13 +238,9 @@ class RadixState:
     scanned again.
     """
     num_prefilled: int = 0
-    """Sum of the tokens of all launched batches, as SGLang counts them for `HRRN`: a decode counts
-    `running_prefill_tokens`.
-    """
+    """Tokens of all launched batches as SGLang counts them for `HRRN`: `running_prefill_tokens` for a decode."""
     num_idle_passes: int = 0
-    """Number of consecutive passes up to now that launched no batch. Arrivals, aborts and processed outputs
-    reset it.
-    """
+    """Number of consecutive passes up to now without a batch. Arrivals, aborts and processed outputs reset it."""
 
     # Expected needs of memory.
     ratio: float = 0.0
@@ -294,9 +276,7 @@ class RadixState:
     # The host tier.
     num_free_host: int = 0
     first_free_slot: int = NO_SLOT
-    """First free slot of host memory; `NO_SLOT` if none is free. `RadixTables.next_slot` has the free slot after each
-    free slot.
-    """
+    """First free slot of host memory; `NO_SLOT` if none is free. `RadixTables.next_slot` has the others."""
     num_storing: int = 0
     """Number of copies to the host that the scheduler has begun and has not found ended."""
     num_loading: int = 0
@@ -416,9 +396,7 @@ class Holding:
     lock: Small = ROOT
     """Last node of the path that the request locks."""
     edge: Small = 0
-    """`Node.edge` of the node up to which the request has locked window slots; 0 if it has locked them up to
-    the root.
-    """
+    """`Node.edge` of the node up to which the request has locked window slots; 0 if up to the root."""
     freed_window_tokens: Small = 0
     """Number of leading tokens of the request whose window slots it has freed."""
     branch_tokens: Small = 0
@@ -433,9 +411,7 @@ class Holding:
     have computed them.
     """
     extend_end: Small = 0
-    """Number of the request's tokens up to the end of its last prefill: `prefix_tokens` and the tokens that this
-    prefill computes.
-    """
+    """Number of the request's tokens up to the end of its last prefill: `prefix_tokens` and those it computes."""
     protected_tokens: Small = 0
     """Number of leading tokens whose slots belong to the tree, so that the request must not free them."""
     inserted_tokens: Small = 0
@@ -500,9 +476,7 @@ class NodeCopy:
     request: Small = 0
     """Number of the request that needs the loaded pages; for a store, of a request that has the same tokens."""
     begun_step: Small = 0
-    """Number of recorded steps when the copy was begun. Counted from 0, this is the number of the next
-    recorded step.
-    """
+    """Number of recorded steps when the copy was begun. Counted from 0, this is the next recorded step."""
     awaited_step: Small = -1
     """Number of the recorded step that had to wait for the copy; -1 if there is none."""
     done_s: float = 0.0
@@ -518,9 +492,7 @@ class CacheEvent:
     subject: Small = 0
     """Number of slots to evict (`ASKED`), number of the request (`RETRACTED`), or number of a page (other kinds)."""
     length: Small = 0
-    """Number of window slots to evict (`ASKED`), number of output tokens of the request (`RETRACTED`), or 1 (other
-    kinds).
-    """
+    """Number of window slots to evict (`ASKED`), output tokens of the request (`RETRACTED`), or 1 (other kinds)."""
     num_continuing: Small = 0
     """Number of requests of the batch that continue (`RETRACTED`); 0 for other kinds."""
 
@@ -541,9 +513,7 @@ class RadixTables(NamedTuple):
     free_lists: Records[FreeList]
     """Free lists of the pools `SLOTS` and `WINDOWS`, in this order."""
     free_pages: Numbers
-    """Ring buffers of both pools, one after the other. Pages of `WINDOWS` have larger numbers than all pages of
-    `SLOTS`.
-    """
+    """Ring buffers of both pools, one after the other. Pages of `WINDOWS` have larger numbers than those of `SLOTS`."""
     node_pages: Numbers
     """Pages of all nodes. Only one half of the array is in use: when it is full, the entries still needed are copied to
     the other half.

@@ -55,9 +55,7 @@ class State:
     failure: int = NO_FAILURE
     """Reason for which the run ends before its requests do; see `NO_FAILURE`."""
     stalled_sequence: int = 0
-    """Number of the sequence for which the engine has no room. Valid only after a slice has ended with
-    `clock.STALLED`.
-    """
+    """Number of the sequence for which the engine has no room. Valid after a slice that ended with `clock.STALLED`."""
 
     # Recorded rows.
     num_steps: int = 0
@@ -79,9 +77,7 @@ class State:
     """Number of requests that were sent since the run began. `Line.arrived` lists these requests."""
     num_arrived: int = 0
     num_admitted: int = 0
-    """Number of requests admitted for the first time since the run began. Those of a static batch are added when it
-    ends.
-    """
+    """Number of requests admitted for the first time since the run began. Those of a static batch count at its end."""
     num_ended: int = 0
 
     # The queue.
@@ -119,9 +115,7 @@ class State:
     num_scheduled: int = 0
     """Number of steps scheduled since the run began. Steps without tokens count."""
     awaiting: bool = False
-    """True after a step was scheduled if the next call of `clock.next_moment` processes the oldest output instead of
-    scheduling.
-    """
+    """True if, after a scheduled step, `clock.next_moment` processes the oldest output instead of scheduling."""
     unflushed: bool = False
     """True if a sequence has ended since the last call of `schedule`. vLLM then schedules once more, even if no
     sequence is left, to report the end to its workers.
@@ -142,17 +136,13 @@ class State:
     """Number of sequences preempted by the step being scheduled."""
     num_tokens_in_batch: int = 0
     num_prefill_tokens: int = 0
-    """Number of tokens that the step being scheduled computes of prompts, and of sequences that are recomputed after a
-    preemption.
-    """
+    """Number of tokens that the step being scheduled computes of prompts and of preempted sequences."""
     context_tokens: int = 0
     """Number of tokens that the step attends to: the computed tokens of its sequences after the step, summed."""
     attention_pairs: int = 0
     """Number of (query, key) pairs of tokens in attention whose query is a prefill token of the step."""
     budget_left: int = 0
-    """Number of tokens left of the step's budget, after subtracting those that drafting takes
-    (`Settings.draft_budget_tokens`).
-    """
+    """Number of tokens left of the step's budget, without those for drafting (`Settings.draft_budget_tokens`)."""
     prompt_token_limit: int = 0
     """Limit for the tokens that the step being scheduled computes of one prompt (`long_prefill_token_threshold`); 0 if
     only the budget limits them.
@@ -179,9 +169,7 @@ class State:
 
     # LoRA adapters.
     num_adapter_passes: int = 0
-    """Number of calls of `adapters.begin_pass`. An adapter is in use if its entry in `Engine.adapter_passes` equals
-    this number.
-    """
+    """Number of calls of `adapters.begin_pass`. An adapter with this number in `Engine.adapter_passes` is in use."""
     num_adapters: int = 0
     num_adapter_failures: int = 0
     """Number of steps with more adapters than adapter slots. vLLM raises an AssertionError for each."""
@@ -190,9 +178,7 @@ class State:
     num_drafts: int = 0
     """Number of tokens that are drafted for each sequence after the last scheduled step."""
     num_padding_drafts: int = 0
-    """Number of padding drafts, which are always rejected, that the next waiting sequence gets if it is
-    admitted now.
-    """
+    """Number of padding drafts, always rejected, that the next waiting sequence gets if it is admitted now."""
     num_padding_failures: int = 0
     """Number of admissions with fewer tokens than the padding drafts need. vLLM raises an AssertionError for each."""
 
@@ -217,9 +203,7 @@ class State:
     when a step is recorded.
     """
     num_expiry_counts: int = 0
-    """Number of calls of `groups.expired_slots` since the run began. Each call counts expired tokens; see
-    `ExpiryCount.seen_in`.
-    """
+    """Number of calls of `groups.expired_slots` since the run began. See `ExpiryCount.seen_in`."""
 
     # Contiguous memory.
     num_holes: int = 0
@@ -234,9 +218,7 @@ class State:
     written: int = 0
     """Number of slots with computed tokens, summed over all tables. A slot of a shared block counts in each table."""
     useful: int = 0
-    """Number of slots, summed over all tables, that contain a computed token or will contain one before the sequence
-    ends.
-    """
+    """Number of slots, summed over all tables, that have a computed token or will have one before the sequence ends."""
     rounding: int = 0
     """Number of slots that rounding added to the requested ones, over all tables."""
     num_unsettled: int = 0
@@ -338,9 +320,7 @@ class Sequence(Bucketed):
 
     # Steps that the scheduler skips, and recorded rows.
     quiet_since: Small = 0
-    """Number of the last step, counted from 1, before the sequence became quiet; see `fast_forward`. Valid only while
-    it is quiet.
-    """
+    """Last step, counted from 1, before the sequence became quiet; see `fast_forward`. Valid while it is quiet."""
     open_row: Small = 0
     """Index of the row in `Engine.schedule_rows` that the next step may extend; -1 if there is none."""
 
@@ -436,9 +416,7 @@ class Group:
     most_blocks: int = 0
     """Largest number of blocks that one sequence holds at once. Used only for windows and chunks."""
     hashes_per_block: int = 0
-    """Number of prompt hashes that one block covers. All groups use the same hashes, each of an equal number
-    of tokens.
-    """
+    """Number of prompt hashes that one block covers. All groups use the same hashes of equal lengths."""
     token_slots: int = 0
     """Number of slots that one token takes in a block; 0 if blocks hold states."""
     state_slots: int = 0
@@ -446,9 +424,7 @@ class Group:
     num_of_kind: int = 0
     """Number of groups of the same kind, including this one. Their tables have equal lengths."""
     kind_slots: int = 0
-    """Number of slots that one token takes in all groups of the kind together. For recurrent groups, the slots of one
-    state.
-    """
+    """Number of slots that one token takes in all groups of the kind. For recurrent groups, those of one state."""
     keeps_only_some: bool = False
     """True if some full blocks are never put into the prefix cache, because no hit can need them."""
     reuses_first: bool = False
@@ -464,9 +440,7 @@ class Group:
     keeps_all: bool = False
     """True if every full block is put into the prefix cache."""
     drops_hit: bool = False
-    """True if the last hit block of this group is computed again, because layers of its kind belong to the
-    draft model.
-    """
+    """True if the last hit block of this group is computed again, because the draft model has layers of its kind."""
     has_dropped_hit: bool = False
     """True if the current lookup has already left out the group's last hit block (`drops_hit`). Reset whenever the hit
     of all groups becomes shorter.
@@ -480,9 +454,7 @@ class Group:
     next_in_lookup: int = 0
     """Index of the first group of the kind that is looked up after this one; -1 if this kind is the last."""
     num_duplicate_entries: int = 0
-    """Number of entries, without null blocks, in all tables of the group, minus the number of distinct blocks
-    in them.
-    """
+    """Number of entries, without null blocks, in all tables of the group, minus the distinct blocks in them."""
     num_hits: int = 0
     """Number of hit blocks, null blocks included, of the sequence being admitted."""
 
@@ -502,13 +474,9 @@ class Table:
     cache or left out for good.
     """
     num_removed: Small = 0
-    """Number of leading entries that were visited to free blocks that are no longer read. Used only with
-    `Group.frees_over_gaps`.
-    """
+    """Number of leading entries visited to free blocks no longer read. Used only with `Group.frees_over_gaps`."""
     previous_state: Small = 0
-    """Index of the entry with the state before the newest one; -1 if there is none. Used only in aligned recurrent
-    groups.
-    """
+    """Index of the entry with the state before the newest one; -1 without one. Only in aligned recurrent groups."""
     owns_state: bool = False
     """True if the sequence has allocated a state, in addition to the states that it hit."""
 
@@ -592,9 +560,7 @@ class Hole:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Rectangle:
-    """The current static batch. Row `i` is the sequence in entry `i` of `Engine.running`, even after the sequence has
-    ended.
-    """
+    """The current static batch. Row `i` is the sequence in entry `i` of `Engine.running`, even after its end."""
 
     num_rows: int = 0
     """Number of rows; 0 while there is no batch."""

@@ -230,9 +230,7 @@ def serve_running(engine: Engine, budget: int) -> int:
 
 @part
 def admit_waiting(engine: Engine, budget: int) -> int:
-    """Admit waiting sequences until one does not fit or `budget` is used up; return the part of `budget` that
-    is left.
-    """
+    """Admit waiting sequences until one does not fit or `budget` is used up; return the rest of `budget`."""
     settings, state, memory = engine.settings, engine.state, engine.memory
     waiting_queue.begin_pass(engine)
     if settings.max_adapters > 0:

@@ -37,18 +37,14 @@ FIRST_FIT, BEST_FIT, NEXT_FIT, BUDDY = range(4)
 NO_KEY = -(1 << 63)
 """Value of `Block.key` of a block that holds no prefix."""
 HAS_TAIL = -1
-"""Value of `Block.cached_in` of a block without a key in which the last full hash of a prompt ends; see
-`Settings.marks_tails`.
-"""
+"""`Block.cached_in` of a keyless block in which the last full hash of a prompt ends; see `Settings.marks_tails`."""
 
 
 class Rules(Protocol):
     """Decisions that a custom policy may make in the scheduler's place, and events that it observes."""
 
     def fill_step(self, engine: Engine, /) -> int:
-        """Choose how many tokens each sequence computes in the step; return the number of tokens of the budget that are
-        left.
-        """
+        """Choose how many tokens each sequence computes in the step; return the tokens left of the budget."""
 
     def choose_victim(self, engine: Engine, needs: Sequence, /) -> int:
         """Return the index in `Engine.running` of the sequence to preempt, so that the sequence `needs` gets memory."""
@@ -92,9 +88,7 @@ class Engine(NamedTuple):
     sequences: Records[records.Sequence]
     times: Records[records.Times]
     unsure: Records[records.Unsure]
-    """Slots of tokens that may or may not be computed (see `totals`): `Settings.most_unsure` records for each
-    sequence.
-    """
+    """Slots of tokens that may or may not be computed (see `totals`): `Settings.most_unsure` records per sequence."""
     lines: Records[records.Line]
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
@@ -150,13 +144,9 @@ class Engine(NamedTuple):
     of waiting sequences by prompt length.
     """
     external: ExternalKV
-    """Loads and late releases of an engine with a host tier or a connector. Without both, an empty tuple is in its
-    place.
-    """
+    """Loads and late releases of an engine with a host tier or a connector. Without both, an empty tuple."""
     host: HostTier
-    """Second tier in host memory. Without one, an empty tuple is in its place, so that compiled code has no code for
-    it.
-    """
+    """Second tier in host memory. Without one, an empty tuple, so that compiled code leaves it out."""
     encoder: EncoderCache
     """Images of prompts, and the cache of their encoder."""
     connector: ConnectorTables

@@ -32,9 +32,7 @@ from kvsim.engine.state import Engine, table_of
 
 @part
 def add_slots(engine: Engine, sequence: Sequence, before: int, more: int) -> None:
-    """Count `more` requested slots of a sequence as useful, as far as it will write them. It has `before` slots
-    already.
-    """
+    """Count `more` requested slots of a sequence as useful, as far as it will write them. It has `before` slots."""
     is_sure = before + more <= sequence.full_tokens - sequence.num_unsure
     # A sequence that is moved has held its unsure slots since before the move.
     held = not is_sure and engine.unsure[_first_unsure(engine, sequence)].slots > 0
@@ -100,9 +98,7 @@ def remove_blocks(engine: Engine, sequence: Sequence, group: int) -> None:
 
 @part
 def shared_slots(engine: Engine) -> int:
-    """Return by how much `State.written` exceeds the number of distinct slots, because several tables contain the same
-    block.
-    """
+    """Return by how much `State.written` exceeds the number of distinct slots, as tables share blocks."""
     total = 0
     for group in range(len(engine.groups)):
         total += engine.groups[group].num_duplicate_entries * block_slots(engine, group)
@@ -143,9 +139,7 @@ def note_computed(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def settle_unsure_slots(engine: Engine, time_s: float) -> None:
-    """Add to `Unsure.slot_s` the slot-seconds, up to `time_s`, of the slots of unsure tokens that were freed since the
-    last call.
-    """
+    """Add to `Unsure.slot_s` the slot-seconds, up to `time_s`, of unsure tokens freed since the last call."""
     state = engine.state
     for place in range(state.num_unsettled):
         sequence = engine.sequences[engine.lists[place].unsettled]

@@ -29,9 +29,7 @@ class Batches:
         """Keys of the tasks that were sent and whose results have not arrived yet."""
 
     def shared(self) -> Iterator[tuple[int, Any]]:
-        """Yield the `id` and the value of each first argument that several tasks have, so that a cluster gets it only
-        once.
-        """
+        """Yield the `id` and the value of each first argument that several tasks have, which a cluster gets once."""
         by_id = [(id(common), common) for _, (common, _) in self._left]
         times = Counter(number for number, _ in by_id)
         yield from ((number, common) for number, common in dict(by_id).items() if times[number] > 1)

@@ -85,9 +85,7 @@ def _blocks_of(workload: Workload, block_size: int) -> Iterator[_Blocks]:
 
 
 def _optimal(requests: list[_Blocks], num_blocks: int) -> Iterator[int]:
-    """Yield the number of blocks that each request hits with Belady's rule, which evicts the block whose next use is
-    latest.
-    """
+    """Yield how many blocks each request hits with Belady's rule: evict the block whose next use is latest."""
     uses: defaultdict[int, list[int]] = defaultdict(list)
     for number, request in reversed(list(enumerate(requests))):
         for key in request.keys[: request.num_lookups]:

@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 KEY: Final = "ladder"
 """Key in the provenance of a recording under which the rung is stored."""
 _MORE_THAN_REQUEST = 8
-"""Number of tokens by which SGLang's longest sequence must exceed a request, so that the request is neither refused nor
-cut.
-"""
+"""Tokens by which SGLang's longest sequence must exceed a request, so that it is neither refused nor cut."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +99,7 @@ class RungResult:
     gain: float
     """Throughput divided by the throughput of the rung before; 1 on the first rung."""
     memory_gain: float
-    """Factor of the gain that comes from using the memory better: `gain` divided by `time_gain`; 1 on the first
-    rung.
-    """
+    """Factor of the gain from using the memory better: `gain` divided by `time_gain`; 1 on the first rung."""
 
     @property
     def time_gain(self) -> float:

@@ -10,7 +10,5 @@ from typing import Any
 
 
 def line(*event: Any) -> bytes:
-    """Return the kind and the fields of an event, given as separate arguments, as a line of JSON with its
-    line break.
-    """
+    """Return the kind and the fields of an event, given separately, as a line of JSON with a line break."""
     return json.dumps(event, separators=(",", ":")).encode() + b"\n"

@@ -13,9 +13,7 @@ from kvsim.files.contents import META_BYTES, content_of, open_file
 
 FORMAT = "kvsim-recording"
 META, LOG = "meta.json", "events.jsonl"
-"""Names of two files: `META` has the provenance of a complete recording, `LOG` the events of one that is
-still growing.
-"""
+"""Names of two files: `META` has the provenance of a complete recording, `LOG` the events of one still growing."""
 TABLES = ("requests", "steps", "schedule", "memory", "copies", "transfers", "images", "encoder")
 """Names of the tables that a recording may have, in the order of the digest."""
 _STATED = re.compile(rb',\n "identity": "([0-9a-f]{32})"')

@@ -119,9 +119,7 @@ def description(text: bytes) -> str:
 
 
 def describes(text_file: Path, figure: Path) -> bool:
-    """Tell whether kvsim wrote both files, and neither was changed since: `text_file`, and the `figure` that this text
-    describes.
-    """
+    """Tell whether kvsim wrote `text_file` and the `figure` that it describes, and neither was changed since."""
     with suppress(OSError):
         said = description(content_of(text_file, _DESCRIBED_BYTES)).encode()
         return maker_of(figure) is not None and said in figure.read_bytes()
@@ -186,9 +184,7 @@ def _document(target: Path) -> dict[str, Any]:
 
 
 def _recording(target: Path, names: set[str]) -> _Existing:
-    """Describe a recording with the files `names`. Only a simulation may count as unchanged; a capture of a real run
-    never does.
-    """
+    """Describe a recording with the files `names`. Only simulations may count as unchanged, captures never."""
     document = _document(target)
     if not document:
         return _Existing("a folder that holds something else", None, False)

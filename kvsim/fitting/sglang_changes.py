@@ -64,9 +64,7 @@ def _switches(server: SGLangServer) -> Iterator[ServerChange]:
 
 
 def _memory(server: SGLangServer) -> Iterator[ServerChange]:
-    """Yield changes to larger values of `mem_fraction_static`. The words of each state the GPU memory left for all
-    else.
-    """
+    """Yield changes to larger values of `mem_fraction_static`. Their words state the GPU memory left for all else."""
     now = server.fraction
     for share in _FRACTIONS:
         if share > now + 1e-9:

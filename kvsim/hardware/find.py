@@ -65,9 +65,7 @@ def _joined(name: str) -> str:
 
 
 def _matches(words: frozenset[str], of_gpu: frozenset[str], of_architecture: frozenset[str]) -> bool:
-    """Tell whether `words` name the listed GPU with the words `of_gpu`, whose architecture has the words
-    `of_architecture`.
-    """
+    """Tell whether `words` name the listed GPU with the words `of_gpu` and `of_architecture` for its architecture."""
     return words <= of_gpu | of_architecture and of_gpu & _REQUIRED <= words and bool(words & of_gpu)
 
 

@@ -113,9 +113,7 @@ class Forward:
         return sines, cosines
 
     def _layer(self, number: int, positions: int, keys: int, *, keep_cache: bool) -> int:
-        """Run layer `number` on `positions` tokens per row, which attend to `keys` tokens. Return the address of its
-        output.
-        """
+        """Run layer `number` on `positions` tokens per row, attending to `keys` tokens. Return the output's address."""
         take, give, model = self._take, self._give, self._model
         tokens, element = self._rows * positions, model.dtype_bytes
         query_bytes, key_bytes = tokens * self._query_width * element, tokens * self._key_width * element

@@ -112,9 +112,7 @@ def generate_memory(
 def _prepare(
     model: Model, allocator: CachingAllocator, workspace_bytes: int, other_bytes: int, *, has_workspace: bool
 ) -> int:
-    """Allocate other tensors, the weights and the workspace. Return their bytes, without the workspace if not
-    `has_workspace`.
-    """
+    """Allocate other tensors, weights and workspace. Return their bytes; the workspace only if `has_workspace`."""
     if other_bytes:
         allocator.allocate(other_bytes)
     _load(model, allocator)

@@ -108,9 +108,7 @@ class Clock:
     _power: str = field(default="", init=False)
     """First number whose power of ten hides digits, such as 1.7E+12; empty if there is none."""
     _falls: list[bool] = field(default_factory=lambda: [False, False], init=False)
-    """True if a time is smaller than the time before it: first with marks read as decimal marks, then as separators of
-    thousands.
-    """
+    """True if a time is below the one before: read with decimal marks, then with separators of thousands."""
     _last: tuple[float, float] = field(default=(0.0, 0.0), init=False)
 
     def read(self, row: SourceRow, value: Any) -> float | int:

@@ -86,9 +86,7 @@ class RequestCollector:
     def add_plain(
         self, arrivals: Sequence[str] | None, prompt_tokens: Sequence[int], output_tokens: Sequence[int]
     ) -> bool:
-        """Add requests without optional fields together. Return False, with none added, if they must be added one by
-        one.
-        """
+        """Add requests without optional fields at once. Return False, with none added, if they must come one by one."""
         if not (all(prompt_tokens) and all(output_tokens)):
             return False
         count = len(prompt_tokens)

@@ -69,9 +69,7 @@ class KVCacheGroup:
     layers without a window or chunk, and for a `full` group whose layers have different windows.
     """
     spec: int = 0
-    """Number of the kind of layers: groups of equal layers have the same number. Prefixes are looked up in such groups
-    together.
-    """
+    """Number of the kind of layers: groups of equal layers have the same number. They share the lookup of prefixes."""
     mamba_mode: MambaMode | None = None
     """Recurrent states that the group keeps; None unless the kind is `mamba`."""
     num_speculative_blocks: int = 0
@@ -183,9 +181,7 @@ class KVCacheLayout:
 
     @property
     def has_windows(self) -> bool:
-        """True if some group has windows, chunks or recurrent states. A sequence can then hold blocks that no later
-        step reads.
-        """
+        """True if some group has windows, chunks or recurrent states. Sequences can hold blocks that no step reads."""
         return any(group.kind is CacheKind.MAMBA or group.window is not None for group in self.groups)
 
     def keeps_only_some(self, group: KVCacheGroup) -> bool:

@@ -32,9 +32,7 @@ class Grouping:
     specs: tuple[LayerSpec, ...]
     """Spec of each layer. All layers have pages of the same size, unless `has_unequal_pages` is True."""
     has_unequal_pages: bool
-    """True if there is one group, and its layers may have pages of different sizes. Each layer then has a tensor of its
-    own.
-    """
+    """True if there is one group, and its layers may have pages of different sizes. Each layer then has a tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
         """Return the number of bytes that one block id takes on a GPU that has the layers with indices in `layers`; 0

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def why_so_large(plan: CachePlan) -> str:
-    """Return a sentence on why a block of an attention layer has many tokens; empty if recurrent states are not the
-    reason.
-    """
+    """Return a sentence on why a block of an attention layer has many tokens; "" if not for recurrent states."""
     states = [group for group in plan.layout.groups if group.kind is CacheKind.MAMBA]
     others = [group for group in plan.layout.groups if group.kind is not CacheKind.MAMBA]
     if not states or not others or plan.settings.block_size == others[0].block_size:

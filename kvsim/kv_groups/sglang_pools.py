@@ -26,9 +26,7 @@ class PoolBytes:
     """Number of bytes on one GPU that one token takes in each of SGLang's pools of slots."""
 
     full_bytes: int
-    """Bytes of one token in the first pool: in the layers without a window, or in all layers if there is no second
-    pool.
-    """
+    """Bytes of one token in the first pool: in the layers without a window, or in all without a second pool."""
     window_bytes: int = 0
     """Bytes of one token in the second pool, for the layers with windows; 0 if there is no second pool."""
     window_tokens: int = 0

@@ -32,9 +32,7 @@ _DEFAULT_CHUNK = 2048
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Cache of one layer: its kind, and the tokens and bytes of a block in it. Layers with equal specs may share a
-    group.
-    """
+    """Cache of one layer: its kind, and a block's tokens and bytes. Layers with equal specs may share a group."""
 
     kind: CacheKind
     block_size: int

@@ -36,9 +36,7 @@ class CacheState:
     """Number of blocks, of all KV-cache groups, that are in the GPU's prefix cache as far as the received events say.
     """
     num_tokens: int
-    """Number of tokens in those of these blocks that are of the first KV-cache group; other groups cache the same
-    tokens.
-    """
+    """Number of tokens in these blocks of the first KV-cache group; other groups cache the same tokens."""
     elsewhere: tuple[tuple[str, int], ...]
     """Medium, such as CPU, and number of blocks there, for each medium but the GPU."""
     num_stored: int

@@ -17,13 +17,9 @@ from typing import Any
 _CACHED = "initial_cached"
 """Key in the first line of a log that begins in the middle: the free blocks with a cached prefix."""
 _COMPUTED = "initial_computed"
-"""Key in the first line of such a log: for each present request, the largest number of tokens that it has had
-computed.
-"""
+"""Key in the first line of such a log: for each present request, the largest number of tokens computed for it."""
 _IMAGES = "initial_images"
-"""Key in the first line of such a log: [image id, number of encoder outputs] of the cached images, in the order of
-eviction.
-"""
+"""Key in such a log's first line: [image id, number of encoder outputs] of cached images, by order of eviction."""
 
 
 @dataclass(slots=True)

@@ -1,3 +1,1 @@
-"""Memory without simulated time: allocators, and the states of slots. The package needs no engine, no workload and no
-files.
-"""
+"""Memory without simulated time: allocators, and the states of slots. It needs no engine, workload or files."""

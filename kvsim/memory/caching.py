@@ -33,9 +33,7 @@ MIB = 1024 * KIB
 ROUNDING_BYTES = 512
 """Requests are rounded up to multiples of this number of bytes."""
 SMALL_LIMIT_BYTES = MIB
-"""Largest request, in bytes, from the pool of small blocks. A larger block is split only if the rest is larger than
-this.
-"""
+"""Largest request, in bytes, from the pool of small blocks. A larger block is split if the rest is larger than this."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 LARGE_SEGMENT_BYTES = 20 * MIB
 OWN_SEGMENT_BYTES = 10 * MIB
@@ -112,9 +110,7 @@ class CachingAllocator:
         )
 
     def reset_peaks(self) -> None:
-        """Set `peak_allocated_bytes`, `peak_requested_bytes` and `peak_reserved_bytes` to the current numbers
-        of bytes.
-        """
+        """Set `peak_allocated_bytes`, `peak_requested_bytes` and `peak_reserved_bytes` to the present bytes."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_requested_bytes = self.requested_bytes
         self.peak_reserved_bytes = self.reserved_bytes

@@ -32,9 +32,7 @@ IntArray = npt.NDArray[np.integer[Any]]
 
 
 class SlotState(IntEnum):
-    """State of a slot of the pool. The values are the indices of the states in arrays with one number of slots for each
-    state.
-    """
+    """State of a slot of the pool. The values are the indices in arrays with a number of slots per state."""
 
     TOKEN = 0
     """Holds the KV of a token of a live sequence. A slot that sequences share counts once."""
@@ -110,9 +108,7 @@ class SlotTotals(NamedTuple):
     rounding: Any
     """Number of slots that rounding added to the requested ones, summed over tables."""
     written: Any
-    """Number of slots with the KV of tokens of running sequences, expired tokens included. A shared slot counts in each
-    table.
-    """
+    """Slots with the KV of tokens of running sequences, expired tokens included. A shared slot counts in each table."""
     useful: Any
     """Number of slots that are written, or will be before their sequence ends, summed over tables."""
     padding: Any

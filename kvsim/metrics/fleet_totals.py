@@ -54,9 +54,7 @@ class FleetCounts:
     num_ranks: int = 1
     """Number of data-parallel ranks of each server. With several, each rank counts as a server."""
     idle_steps: tuple[int, ...] = ()
-    """Number of steps in which a data-parallel rank had no batch, one entry per rank; empty if ranks do not wait for
-    each other.
-    """
+    """Steps in which a data-parallel rank had no batch, by rank; empty if ranks do not wait for each other."""
     store: StoreTotals | None = None
     """Block counts of the prefix store that all servers share; None without a store."""
 
@@ -191,9 +189,7 @@ def _prefix_hits(meta: Meta, summaries: Sequence[Summary], requests: Sequence[Re
 
 
 def _imbalance(summaries: Sequence[Summary]) -> float:
-    """Return the computed tokens of the busiest server, divided by the mean over the servers; NaN if none
-    computed any.
-    """
+    """Return the computed tokens of the busiest server, divided by the mean of all; NaN if none computed any."""
     computed = np.array([summary.computed_tokens for summary in summaries], np.int64)
     return float(computed.max() / computed.mean()) if computed.any() else np.nan
 

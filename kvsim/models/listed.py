@@ -215,9 +215,7 @@ def _nearest(name: str) -> list[str]:
 
 
 def _quantized(name: str) -> tuple[str, str]:
-    """Split a name into the part before an ending such as "-AWQ", and the quantization that the ending means ("" if
-    none).
-    """
+    """Split a name into the part before an ending such as "-AWQ", and the quantization meant ("" if none)."""
     name = name.strip().rstrip("/")
     for ending, quantization in _QUANTIZED:
         if match := ending.search(name.casefold()):

@@ -37,9 +37,7 @@ class Colors:
     states: dict[SlotState, str]
     """Colours of the states of a slot: those of the interface on this background."""
     owners: tuple[str, ...]
-    """Colours of requests, as in the interface. The request in row i of a recording has the colour i modulo their
-    number.
-    """
+    """Colours of requests, as in the interface. A recording's request in row i has colour i modulo their number."""
     hues: tuple[str, str, str, str]
     """Colours of the first to the fourth recording in a comparison: blue, red, green and violet."""
 

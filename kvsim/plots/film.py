@@ -27,9 +27,7 @@ MAX_REELS = 4
 _BEYOND_SHORTEST = 0.25
 """Time that a film continues after the end of the shortest run, as a share of the duration of that run."""
 _CELLS = {1: 3200, 2: 1800, 3: 1500, 4: 1200}
-"""Number of cells of a pool, by the number of pools. A pool with up to 1.5 times as many units has a cell for each
-unit.
-"""
+"""Cells of a pool, by the number of pools. A pool with up to 1.5 times as many units has a cell for each unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,9 +61,7 @@ class Film:
     """Evenly spaced times of the frames in seconds: float64[frames]."""
     reels: tuple[Reel, ...]
     by_owner: bool
-    """True if cells with tokens have the hue of their request. It is one value for all pools, because they share a
-    legend.
-    """
+    """True if cells with tokens have the hue of their request. All pools have one value, as they share a legend."""
     preempted: npt.NDArray[np.int64]
     """Indices of the frames at which a request has been preempted since the previous frame; ascending."""
     source: str

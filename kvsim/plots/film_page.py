@@ -53,9 +53,7 @@ def _codes(reel: Reel, *, by_owner: bool) -> npt.NDArray[np.uint8]:
 
 
 def _keys(film: Film) -> str:
-    """Describe the keyboard keys for preemptions and for requests, if the film has these; the template lists the other
-    keys.
-    """
+    """Describe the keys for preemptions and for requests, if the film has these; the template lists the other keys."""
     events = ", [ and ] go to the preemption before and after" if len(film.preempted) else ""
     return events + (", o shows states alone or requests too" if film.by_owner else "")
 

@@ -28,9 +28,7 @@ _BAR_HEIGHT: Final = 0.5
 
 
 def _gain(rung: dict[str, Any]) -> str:
-    """Format the gain of a run over the previous run, and the two factors of the gain: `×0.57: speed ×9.76, memory
-    ×0.06`.
-    """
+    """Format the gain of a run over the previous one, and its two factors: `×0.57: speed ×9.76, memory ×0.06`."""
     gain = f"\u00d7{rung['gain']:.2f}"
     if abs(rung["gain"] - 1) < 1 - _WORSE_GAIN:
         return f"{gain}: no difference here"

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 _QUANTILES = np.linspace(0, 1, 501)
 _MAX_PIECES = 32
-"""Maximum number of pieces into which an extent that grew step by step is divided; more would not change a curve
-visibly.
-"""
+"""Most pieces into which an extent that grew step by step is divided; more would change no curve visibly."""
 _MAX_USES = 32
 """Largest number of uses that is counted separately; units with more uses are counted with it."""
 _MOST_ROWS = np.int64(1 << 32)
@@ -161,9 +159,7 @@ def _uses_of_others(replay: Replay) -> Iterator[tuple[IntArray, IntArray, IntArr
 
 
 def lifetimes(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
-    """Draw the cumulative distribution of the time for which memory is held, and the share of units that several
-    requests use.
-    """
+    """Draw the cumulative distribution of how long memory is held, and the share of units that several requests use."""
     names = names_for(recordings, names, MOST_LINES)
     lives = [lifetimes_of(replay_of(recording)) for recording in recordings]
     curves_s = [life.quantiles_s() for life in lives]

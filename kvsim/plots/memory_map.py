@@ -88,9 +88,7 @@ def memory_map(recording: Recording, **look: Unpack[Look]) -> Picture:
 
 
 def shows_owners(recording: Recording) -> bool:
-    """Tell whether a picture of the pool has a hue for each request. Static batches have none, so that padding is
-    visible.
-    """
+    """Tell whether a picture of the pool has a hue for each request. Static batches have none, to show padding."""
     return recording.meta.policy_name != "static" and tells_owners(recording)
 
 

@@ -138,9 +138,7 @@ class Picture(Figure):
         self._keep(top_pt=0.0, bottom_pt=self._source_pt)
 
     def set_title(self, title: str) -> None:
-        """Write `title` in place of the present title, wrapped to the width. An empty title leaves its room to the
-        panels.
-        """
+        """Write `title` in place of the present one, wrapped to the width. If empty, the panels get its room."""
         before_pt = self._title_pt
         if self._title is not None:
             self._title.remove()

@@ -34,9 +34,7 @@ class _Queue(NamedTuple):
 
 
 def queue(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
-    """Draw the waiting requests over time, and the mean time from arrival to first schedule over the time of
-    arrival.
-    """
+    """Draw the waiting requests over time, and the mean time from arrival to first schedule by time of arrival."""
     names = names_for(recordings, names, MOST_LINES)
     rows = []
     with drawn(aspect=0.8, **look) as picture:

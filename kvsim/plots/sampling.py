@@ -64,9 +64,7 @@ class TimeBins:
         return float(self.edges_s[1] - self.edges_s[0])
 
     def mean(self, time_s: FloatArray, values: npt.NDArray[np.int64] | IntArray) -> FloatArray:
-        """Return the mean of `values` over time in every bin. A row of `values` holds from its time to the next in
-        `time_s`.
-        """
+        """Return the mean of `values` over time in every bin. A row of `values` holds until the next in `time_s`."""
         return means_between(time_s, values, self.edges_s)
 
     def count(self, time_s: FloatArray, amounts: IntArray) -> npt.NDArray[np.int64]:

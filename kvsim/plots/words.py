@@ -154,8 +154,6 @@ def number(value: float) -> str:
 
 
 def each_named(values: Iterable[str], names: Iterable[str]) -> str:
-    """List the value of each recording for a title, with no line break inside an item: "116 s (contiguous), 2.11 s
-    (paged)".
-    """
+    """List the values of recordings for a title, no item broken: "116 s (contiguous), 2.11 s (paged)"."""
     items = (f"{value} ({name})" for value, name in zip(values, names, strict=True))
     return ", ".join(item.replace(" ", "\N{NO-BREAK SPACE}") if len(item) <= _UNBROKEN else item for item in items)

@@ -1,6 +1,4 @@
-"""Figures of the PagedAttention paper: Kwon et al., Efficient Memory Management for Large Language Model Serving, SOSP
-2023.
-"""
+"""Figures of Kwon et al., Efficient Memory Management for Large Language Model Serving (PagedAttention), SOSP 2023."""
 
 from __future__ import annotations
 
@@ -113,9 +111,7 @@ def _prefix_throughput_ratios(progress: ProgressCallback) -> list[float]:
 
 
 def _block_size_latencies(name: str, progress: ProgressCallback) -> list[float]:
-    """Return the mean end-to-end latency in seconds for each of `BLOCK_SIZES`, for data set `name` at the rate of
-    Figure 13.
-    """
+    """Return the mean end-to-end latency in seconds by `BLOCK_SIZES`, for data set `name` at the rate of Figure 13."""
     workload = paper_lengths(name).workload(_NUM_ARRIVING[name] // 4, arrivals=Poisson(rate_per_s=RATES_PER_S[name]))
     latencies = []
     for done, block_size in enumerate(BLOCK_SIZES):

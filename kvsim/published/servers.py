@@ -90,9 +90,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
 
 
 def saturated_shares(recording: Recording) -> WasteShares:
-    """Return the mean shares of the pool by state, from the end of the warm-up to the last step in which requests
-    waited.
-    """
+    """Return the mean shares of the pool by state, from the warm-up's end to the last step with waiting requests."""
     slots = waste(recording).with_gaps()
     last = int(np.flatnonzero(recording.steps.waiting)[-1])
     begin_s, end_s = recording.steps.start_s[[int(WARM_UP * last), last]]

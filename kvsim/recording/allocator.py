@@ -34,9 +34,7 @@ class AllocatorHistory:
     time_us: IntArray
     """Time of the event in microseconds since the Unix epoch."""
     step: IntArray
-    """Number, from 0, of the recording's first step that had not ended before the event; the number of steps if all had
-    ended.
-    """
+    """Number, from 0, of the first step that had not ended before the event; the number of steps if all had."""
 
     def __len__(self) -> int:
         return len(self.action)

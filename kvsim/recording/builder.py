@@ -63,9 +63,7 @@ class RecordingBuilder:
         return sum(map(len, growing)) + self._requests.num_hashes
 
     def begin_event(self) -> int:
-        """Begin an event, which changes the engine's state, and return its `seq`. Memory rows get this `seq` until the
-        next event.
-        """
+        """Begin an event, a change of the engine's state. Return its `seq`, which memory rows get until the next."""
         self._seq += 1
         return self._seq
 
@@ -236,9 +234,7 @@ class RecordingBuilder:
         self._schedule.end(request)
 
     def append_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` were appended to the request's block table of KV-cache group `group`, at table index
-        `position`.
-        """
+        """Record that `blocks` were appended to the request's table of KV-cache group `group`, at index `position`."""
         self._memory.add_units(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:

@@ -101,9 +101,7 @@ class RowsByRequest(NamedTuple):
         return self.row[np.searchsorted(self.key, sort_key(request, step)) - 1]
 
     def computed_before(self, schedule: Schedule, request: IntArray, step: IntArray) -> npt.NDArray[np.int64]:
-        """Return the number of tokens that each request has computed before `step`, those of steps in flight
-        included.
-        """
+        """Return the number of tokens that each request has computed before `step`, with those of steps in flight."""
         row = self.last_row_before(request, step)
         num_steps = np.minimum(schedule.repeats[row], step - schedule.step[row])
         computed: npt.NDArray[np.int64] = (

@@ -75,9 +75,7 @@ class _Tables:
         num_requests = len(recording.requests)
         self._held = np.zeros(num_requests, np.int64)
         self._grows_upto = np.full(num_requests, -1, np.int64)
-        """Last `seq` at which the newest row of each request lengthens its table; -1 if that row has no `repeat`
-        above 1.
-        """
+        """Last `seq` at which the newest row of each request lengthens its table; -1 without a `repeat` above 1."""
         self._newest = np.full(num_requests, _NO_ROW, np.int32)
         self._replaces = replacing_rows(self._memory)
         self._broken_by: dict[str, int] = {}

@@ -86,9 +86,7 @@ class _RequestSteps:
         settings = {**recording.meta.engine, **recording.meta.policy}
         is_ahead = bool(settings.get("async_scheduling", True))
         self._has_placeholder = (self._after >= recording.requests.prompt_tokens[request]) & is_ahead
-        """True for each step whose output token counts as computed before it is known, as vLLM's output placeholders
-        do.
-        """
+        """True for each step whose output token counts as computed before it is known, like vLLM's placeholders."""
         self._is_plain = not (recording.requests.preemptions[request] or recording.meta.begins_in_the_middle)
 
     def may_release(self, seq: int, step: int, end: int | None) -> bool:

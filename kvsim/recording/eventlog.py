@@ -97,9 +97,7 @@ def not_following(error: Exception) -> str:
 
 
 def _report(builder: RecordingBuilder, event: list[Any]) -> None:
-    """Call the method of `builder` for an event. `apply` turns all exceptions that wrong values raise into a
-    `RecordingError`.
-    """
+    """Call the method of `builder` for an event. `apply` makes a `RecordingError` of exceptions from wrong values."""
     match event:
         case ["emit", request, time_s, count]:  # first, because most events are of this kind
             builder.emitted(_checked_row(builder, request), time_s, count)

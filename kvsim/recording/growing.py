@@ -270,9 +270,7 @@ class GrowingMemory(GrowingTable):
     def add_units(
         self, seq: int, step: int, kind: MemoryKind, request: int, position: int, units: Iterable[int], group: int = 0
     ) -> None:
-        """Add one row for each range of consecutive addresses in `units`. `position` is the table index of the first
-        unit.
-        """
+        """Add a row for each range of consecutive addresses in `units`. `position` is the first unit's table index."""
         begin, length = -1, 0
         for unit in units:
             if unit == begin + length:

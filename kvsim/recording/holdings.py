@@ -58,9 +58,7 @@ class Deaths:
         return self if self.by_extent is None else Deaths(None, self.by_extent[extents])
 
     def rows_of(self, birth_row: IntArray) -> IntArray:
-        """Return, for each extent, the row that releases it. `birth_row` has, for each extent, the row that allocates
-        it.
-        """
+        """Return, for each extent, the row that releases it. `birth_row` has the row that allocates each."""
         if self.by_extent is not None:
             return self.by_extent
         assert self.by_birth_row is not None

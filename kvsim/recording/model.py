@@ -139,9 +139,7 @@ class Meta:
     initial_free: IntArray | None = None
     """Addresses of the free units when the recording begins, in queue order; None for ascending order."""
     initial_cached: IntArray | None = None
-    """Addresses of the free units with a cached prefix when the recorder joins a running engine; None if there are
-    none.
-    """
+    """Addresses of the free units with a cached prefix when the recorder joins a running engine; or None."""
     initial_computed: IntArray | None = None
     """Most tokens that a request had ever had computed, for each request that the recorder found in a running engine.
     These requests have the first rows of the requests table. None if there were none.

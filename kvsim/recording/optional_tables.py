@@ -82,9 +82,7 @@ class GrowingCopies:
             copy.awaited_step = step if copy.awaited_step == _NEVER else copy.awaited_step
 
     def report(self, number: int, slots: Sequence[int]) -> None:
-        """Record that the end of copy `number` is reported. `slots` are its host blocks, in the order in which they
-        become idle.
-        """
+        """Record that the end of copy `number` is reported. `slots` are its host blocks, by order of becoming idle."""
         copy = self._under_way.pop(number)
         if sorted(slots) != sorted(copy.units_of_slot):
             raise ValueError(f"copy {number} is of other host blocks")

@@ -219,9 +219,7 @@ def _check_columns(present: list[str], specs: dict[str, Column], file: Path) -> 
 
 
 def read_outline_tables(folder: Path) -> Outline:
-    """Read the tables of an `Outline` (requests, steps, and transfers if there are any) in `folder`, without checking
-    them.
-    """
+    """Read an `Outline`'s tables (requests, steps, and any transfers) in `folder`, without checking them."""
     meta, identity = _read_meta(folder)
     has_transfers = (folder / f"{Transfers.name}.parquet").exists()
     return Outline(

@@ -237,9 +237,7 @@ def _integer(
 
 
 def _units(document: Mapping[str, Any], key: str, file: Path) -> IntArray | None:
-    """Return the unit addresses in the field `key`; None if it is absent. The field is a list, or was packed by
-    `unit_runs.pack`.
-    """
+    """Return the unit addresses in the field `key`, a list or packed by `unit_runs.pack`; None if it is absent."""
     value = document.get(key)
     if value is None:
         return None

@@ -9,9 +9,7 @@ from kvsim.recording.model import Meta, Recording
 from kvsim.recording.tables import ColumnTable
 
 _PARTS_JOINED = 256
-"""Number of parts of a table after which they are joined into one. Small arrays take several times the memory of their
-values.
-"""
+"""Number of parts of a table after which they are joined into one. Small arrays take several times their memory."""
 
 
 class RowSink(Protocol):

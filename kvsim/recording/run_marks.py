@@ -27,9 +27,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Since:
-    """Rows that were added after a mark. Numbers of requests, steps and events in them count from the beginning of the
-    run.
-    """
+    """Rows that were added after a mark. Requests, steps and events in them are counted from the run's beginning."""
 
     rows: IntArray
     """Row of each entry of `requests` in the requests table of the whole run; ascending."""

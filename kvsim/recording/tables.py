@@ -211,9 +211,7 @@ def as_pandas(table: pa.Table) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Requests(ColumnTable):
-    """Table of requests, one row each. Times are seconds from the first event in the engine; NaN for an event that did
-    not happen.
-    """
+    """Table of requests, a row each. Times are seconds from the engine's first event; NaN for what did not happen."""
 
     name: ClassVar[str] = "requests"
     derived: ClassVar[tuple[str, ...]] = ("wait_s", "ttft_s", "tpot_s", "e2e_s")
@@ -234,18 +232,14 @@ class Requests(ColumnTable):
     preemptions: IntArray = column("int32")
     cached_tokens: IntArray = column("int32")
     after: IntArray | None = optional_column("int32")
-    """Row of the earlier request whose end this turn of a session waited for; -1 if it waited for none. Absent without
-    sessions.
-    """
+    """Row of the request whose end this turn of a session waited for; -1 for none. Absent without sessions."""
     pause_s: FloatArray | None = optional_column("float64")
     """Seconds from the end of the request in row `after` to the sending of this one; 0 for a first turn.
 
     Absent without sessions.
     """
     history_tokens: IntArray | None = optional_column("int32")
-    """Number of leading prompt tokens that repeat the prompt and the answer of request `after`. Absent without
-    sessions.
-    """
+    """Number of leading prompt tokens repeated from request `after`, with its answer. Absent without sessions."""
     adapter: IntArray | None = optional_column("int32")
     """Number of the request's adapter (LoRA), from 1; 0 for none. Absent if no request has an adapter."""
     sent_s: FloatArray | None = optional_column("float64")
@@ -280,9 +274,7 @@ class Requests(ColumnTable):
 
     @property
     def tpot_s(self) -> FloatArray:
-        """Seconds per output token after the first; NaN for fewer than two output tokens, or if the request did not
-        end.
-        """
+        """Seconds per output token after the first; NaN for fewer than two, or if the request did not end."""
         later_tokens = self.output_tokens - 1
         tpot_s = np.full(len(self), np.nan)
         np.divide(self.finished_s - self.first_token_s, later_tokens, out=tpot_s, where=later_tokens > 0)

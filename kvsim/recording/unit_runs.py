@@ -19,9 +19,7 @@ Packed = list[int | list[int]]
 
 
 def pack(units: IntArray) -> Packed:
-    """Return the addresses `units` in order. Three or more that ascend or descend by one become a pair of the first and
-    the last.
-    """
+    """Return the addresses `units` in order. Three or more in steps of one become a pair of the first and last."""
     step = np.diff(units)
     goes_on = np.abs(step) == 1
     breaks = ~goes_on

@@ -67,9 +67,7 @@ class GrowingExtents:
         return np.where(self._row[at] == extents, self._units_at(frame)[at], length)
 
     def _units_at(self, frame: int) -> npt.NDArray[np.int64]:
-        """Return the number of units of each growing extent at `frame`, even if it is released earlier; 0 before its
-        allocation.
-        """
+        """Return how many units each growing extent has at `frame`, even if freed earlier; 0 before its allocation."""
         steps = np.clip(frame + 1 - self._birth_frame, 0, self._repeat)
         units: npt.NDArray[np.int64] = steps * self._step_units
         return units

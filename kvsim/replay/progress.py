@@ -47,9 +47,7 @@ class Progress:
         if (before := recording.meta.initial_computed) is not None:
             self.initial[: len(before)] = before
         self.most_computed = self.initial.copy()
-        """Largest number of computed tokens that each request ever has, before or after preemptions: the slots that it
-        needs.
-        """
+        """Largest number of computed tokens that each request has, across preemptions: the slots that it needs."""
         np.maximum.at(self.most_computed, request, self._before + self._tokens * self._repeats)
         self.first_tokens = np.zeros(num_requests, np.int64)
         """Number of tokens that each request computes in its first step; 0 without a step."""
@@ -111,9 +109,7 @@ class Progress:
         return is_loading
 
     def num_steps(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return, for each of `requests`, the number of steps in which it computes, up to and including its step in
-        `steps`.
-        """
+        """Return, for each of `requests`, the number of its computing steps, up to its step in `steps` included."""
         row, times, exists = self._newest(requests, steps)
         before = np.cumsum(self._repeats) - self._repeats
         return np.where(exists, before[row] - before[self._first_row[requests]] + times, 0)

@@ -19,9 +19,7 @@ from kvsim.replay.unit_slots import Numbers
 
 
 class _Loads(NamedTuple):
-    """Loads from other servers. A load that failed has a second entry, at the `seq` of its end and with 0 loaded
-    tokens.
-    """
+    """Loads from other servers. A failed load has a second entry, at the `seq` of its end, with 0 tokens."""
 
     request: Numbers
     seq: Numbers

@@ -69,9 +69,7 @@ def slots_of_units(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableGroup:
-    """One KV-cache group: whether its units hold tokens or recurrent states (Mamba), and how many slots a token or a
-    state has.
-    """
+    """One KV-cache group: whether its units hold tokens or recurrent states (Mamba), and how many slots one has."""
 
     kind: CacheKind
     block_size: int

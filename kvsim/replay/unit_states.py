@@ -61,9 +61,7 @@ class UnitStates(ABC):
 
     @abstractmethod
     def freed(self, begin: int, end: int) -> IntArray:
-        """Return the units that become free by the operations [begin, end). A unit that becomes free several times is
-        repeated.
-        """
+        """Return the units that become free by the operations [begin, end). A unit freed several times is repeated."""
 
     def warm_up(self) -> None:  # noqa: B027  long extents need nothing
         """Build now what `go_to` would otherwise build when it is first needed. Thread-safe."""

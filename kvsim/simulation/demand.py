@@ -87,9 +87,7 @@ def _adapters(workload: Workload, policy: Policy) -> npt.NDArray[np.int64]:
 
 
 def _tokens_ahead(policy: Policy) -> int:
-    """Return the number of tokens after a block that its key also covers, because drafting reads them; 0 without
-    drafts.
-    """
+    """Return how many tokens after a block its key also covers, because drafting reads them; 0 without drafts."""
     if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
         return 0
     return policy.scheduler.drafting.tokens_ahead(policy.scheduler.vllm) if policy.cache.enable_prefix_caching else 0
@@ -156,9 +154,7 @@ def recorded_hashes(
 
 
 def hash_ahead_tokens(workload: Workload, policy: Policy) -> int:
-    """Return the number of tokens beyond the end of a block that its prompt hash in a recording also covers; 0 without
-    drafts.
-    """
+    """Return the number of tokens after a block that its recorded prompt hash covers; 0 without drafts."""
     if isinstance(policy, Paged | Radix):
         return _tokens_ahead(policy) if knows_prefixes(workload) else 0
     return workload.hash_ahead_tokens

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 _FEWEST_SAMPLES, _MOST_SAMPLES = 16, 256
 _MOST_READS = 4096
-"""Largest number of reads of prefix caches, in all samples together, unless this allows fewer than `_FEWEST_SAMPLES`
-samples.
-"""
+"""Largest number of reads of prefix caches, in all samples together, unless they are under `_FEWEST_SAMPLES`."""
 
 CachedKeys = npt.NDArray[np.int64]
 """Distinct keys of the prefix blocks that one server has cached at one moment."""
@@ -210,7 +208,5 @@ def sampled_arrivals(num_requests: int, num_servers: int) -> range:
 
 
 def num_duplicates(held: Sequence[CachedKeys]) -> int:
-    """Return the number of duplicates in one sample: the keys cached on all servers together, minus the
-    distinct ones.
-    """
+    """Return the number of duplicates in a sample: the keys cached on all servers together, minus the distinct ones."""
     return sum(map(len, held)) - len(distinct(np.concatenate(held)))

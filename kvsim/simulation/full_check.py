@@ -83,9 +83,7 @@ def check_encoder(engine: Engine) -> None:
 
 
 def breakdown(driver: Driver) -> Breakdown:
-    """Return the number of slots in each state. Held slots are counted again, over all blocks, pages, units or
-    extents.
-    """
+    """Return the number of slots in each state. Held slots are counted anew, over all blocks, pages or extents."""
     if driver.engine.memory in OF_SGLANG:
         return breakdown_of(driver, check_radix.held_slots(driver))
     if driver.engine.memory is CUSTOM:
@@ -184,9 +182,7 @@ def reuses_first(engine: Engine) -> bool:
 
 
 def _check_custom_units(driver: Driver) -> None:
-    """Check a custom allocator's units: their references, the numbers of free and cached units, and which requests hold
-    units.
-    """
+    """Check a custom allocator's units: their references, how many are free and cached, and who holds units."""
     engine = driver.engine
     rules: Any = engine.rules
     state, units = engine.state, rules.units

@@ -93,17 +93,13 @@ class Disaggregation:
         return self.num_prefill * self.ranks
 
     def names(self) -> list[str]:
-        """Return one name for each server; for a server with several ranks, one for each rank. Prefill servers come
-        first.
-        """
+        """Return a name for each server; with several ranks, one for each rank. Prefill servers come first."""
         kinds = (("prefill", self.num_prefill), ("decode", self.num_decode))
         servers = [f"{kind}-{number}" for kind, count in kinds for number in range(count)]
         return servers if self.ranks == 1 else rank_names(servers, self.ranks)
 
     def dispatchers(self, setup: Setup) -> tuple[Dispatcher, Dispatcher]:
-        """Return two dispatchers: one chooses the prefill server of each request (or its rank), one the
-        decode server.
-        """
+        """Return two dispatchers: one chooses the prefill server (or rank) of each request, one the decode one."""
         routes = self.route, "shortest"
         if self.ranks == 1:
             first, second = (Dispatcher.of(setup, route) for route in routes)
@@ -166,9 +162,7 @@ class PrefillDecodeRun(SimulationRun):
         decodes = disaggregation.decode_connector(setup)
         kinds = [(self._prefill_setup, prefills)] * num_prefill_ranks + [(setup, decodes)] * num_decode_ranks
         self._failed_blocks = [exchange.failed_blocks for exchange in decodes.exchanges]
-        """Blocks of each request that fail to load, counted from 0 at the first block of its first load; empty for
-        most.
-        """
+        """Blocks of each request that fail to load, from 0 at the first block of its first load; empty for most."""
         self.locksteps = self._locksteps(disaggregation.num_prefill + disaggregation.num_decode)
         servers = self._build(source, kinds, sinks, disaggregation.ranks, self._router)
         self._router.prefills, self._router.decodes = servers[:num_prefill_ranks], servers[num_prefill_ranks:]
@@ -314,9 +308,7 @@ class PrefillDecodeRouter:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """Object that a source of requests gets in place of a server. `send` passes a request through a prefill and a
-    decode server.
-    """
+    """Object that a source of requests gets as a server. `send` passes a request through prefill and decode."""
 
     send: Callable[[int, float], simpy.Event]
 

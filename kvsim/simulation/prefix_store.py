@@ -177,9 +177,7 @@ class SharedStore:
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:
-        """Record that request `number` was sent to `server`, and tell the server's connector how many tokens are
-        stored.
-        """
+        """Record that request `number` was sent to `server`, and tell its connector how many tokens are stored."""
         engine = server.driver.engine
         sequence = server.driver.sequence(number)
         blocks = int(sequence.prompt_tokens) // int(engine.settings.unit_tokens)
@@ -190,9 +188,7 @@ class SharedStore:
         self._set_stored_tokens(server, number)
 
     def process_transfers(self, server: ServerProcess) -> None:
-        """Record the loads that `server` has begun, and begin to write the prompts whose first token it has
-        computed.
-        """
+        """Record the loads `server` has begun, and begin to write the prompts whose first token it has computed."""
         self._take_loads(server)
         times = server.driver.engine.times
         done = [number for number, home in self._without_token.items()

@@ -26,9 +26,7 @@ class QueueMirror:
     """
 
     def __init__(self, num_blocks: int, *, reuses_first: bool) -> None:
-        """Begin with an empty queue. With `reuses_first`, also check that free blocks without a prefix precede those
-        with one.
-        """
+        """Begin with an empty queue. With `reuses_first`, also check that free blocks without a prefix come first."""
         self._reuses_first = reuses_first
         self._next, self._previous = [HEAD] * num_blocks, [HEAD] * num_blocks
         self._is_free, self._is_keyed = [False] * num_blocks, [False] * num_blocks

@@ -67,9 +67,7 @@ _SUMMED = (
 
 
 def largest_shape(engine: Engine) -> StepShape | None:
-    """Return a step shape that has, in each field, the largest value of all steps in the engine's buffer; None if it is
-    empty.
-    """
+    """Return a step shape of the largest values, by field, of all steps in the engine's buffer; None without any."""
     if not (num_steps := _num_steps(engine)):
         return None
     steps = engine.steps
@@ -237,9 +235,7 @@ class FinalRows:
                 self._sink.append(optional)
 
     def _number(self, engine: Engine) -> None:
-        """Number the requests that were sent since the last call. A recording numbers requests in the order
-        of sending.
-        """
+        """Number the requests that were sent since the last call. A recording numbers requests as they are sent."""
         begin = self._num_numbered
         rows = rows_of(engine, begin)
         numbers = np.arange(begin, begin + len(rows), dtype=np.int32)

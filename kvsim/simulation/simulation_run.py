@@ -361,9 +361,7 @@ class SimulationRun:
         return np.array(column(replica.server.driver.engine.times, "first_scheduled_s")[1:])
 
     def _progress(self) -> Callable[[Engine], None] | None:
-        """Return a function that calls the option `progress` when requests of a server have ended; None without this
-        option.
-        """
+        """Return a function that calls the option `progress` when requests of a server have ended; None without it."""
         progress, num_requests = self.setup.options.get("progress"), len(self.setup.workload)
         if progress is None:
             return None

@@ -22,9 +22,7 @@ CAPACITY = "prefix_store_blocks"
 
 
 class _Row(NamedTuple):
-    """Row of `Transfers` for a load from a store or a write to it. Columns of `Transfers` that are -1 for both are left
-    out.
-    """
+    """Row of `Transfers` for a load from or a write to a store. Columns that are -1 for both are left out."""
 
     kind: TransferKind
     request: int
@@ -83,14 +81,10 @@ class _Write(NamedTuple):
 
 
 class _LoadedPrompt(NamedTuple):
-    """A load from the prefix store, with the earliest and the latest time in seconds at which the server can have
-    decided on it.
-    """
+    """A load from the prefix store, with the earliest and latest time in seconds of the server's decision."""
 
     from_s: float
-    """Earliest time of the decision: the begin of the step before the one that allocates the blocks; 0 if that is the
-    first step.
-    """
+    """Earliest time of the decision: the begin of the step before the one that allocates; 0 if that is the first."""
     until_s: float
     """Latest time of the decision: the begin of the step that allocates the blocks."""
     file: Path

@@ -118,9 +118,7 @@ def _check_unique(ids: Sequence[str]) -> None:
 
 
 def _rules(workload: _WorkloadColumns) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Return all rules. Each has two parts: the end of its error message, and True for each row that violates it:
-    bool[n].
-    """
+    """Return all rules, each as the end of its error message, and True for rows that violate it: bool[n]."""
     return [*_rules_of_lengths(workload), *_rules_of_prefixes(workload)]
 
 

@@ -97,9 +97,7 @@ class Workload:
     hash_unit_tokens: int
     """Number of tokens in one unit. The hash of a unit also covers all units before it."""
     hash_ahead_tokens: int
-    """Number of tokens after its unit that a hash also covers. It is above 0 only for an engine with draft layers that
-    read ahead.
-    """
+    """Number of tokens after its unit that a hash also covers. Above 0 only for draft layers that read ahead."""
     prompt_token_ids: Ragged[np.int32] | None
     """Token ids of each prompt: an empty row where unknown, None if unknown for all prompts."""
     images: Images | None
@@ -459,9 +457,7 @@ def _int_columns(n: int, **columns: ArrayLike | None) -> dict[str, Int32Array]:
 
 
 def _in_order(arrival_s: FloatArray, turns: Turns | None) -> Int64Array | None:
-    """Return the rows in order of arrival, each turn behind the one in `Turns.after`; None if this is their order
-    already.
-    """
+    """Return the rows in order of arrival, each turn behind the one in `Turns.after`; None if they are in order."""
     if turns is not None and (turns.after >= np.arange(len(turns))).any():
         return np.lexsort((turns.turn, arrival_s))  # by arrival, then by number of the turn
     return np.argsort(arrival_s, kind="stable") if np.any(np.diff(arrival_s) < 0) else None

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 _FULL_FREE_SHARE: Final = 0.01
 """Share of the pool below which free memory counts as none."""
 _SHORT_SHARE_OF_RUN: Final = 0.1
-"""A time of at least this share of the run's duration is rounded to a tenth of the run, a shorter one to a tenth of
-itself.
-"""
+"""A time of at least this share of the run is rounded to a tenth of the run, a shorter one to a tenth of itself."""
 _MUCH_WASTE_PERCENT: Final = 25.0
 """Percent of the pool that waste must take on average to be a reason for another policy."""
 

@@ -53,9 +53,7 @@ def tree_lines(session: Session, unit: int) -> list[tuple[str, str]]:
 
 
 def in_tree_units(session: Session, request: int) -> int:
-    """Return how many leading units of a running request are in the tree: the full units of its prompt that are
-    computed.
-    """
+    """Return how many leading units of a running request are in the tree: the computed full units of its prompt."""
     replay, prompt = session.replay, int(session.recording.requests.prompt_tokens[request])
     computed = int(replay.computed(np.array([request]))[0])
     return min(computed, prompt) // replay.unit_tokens

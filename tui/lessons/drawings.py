@@ -95,9 +95,7 @@ _PHASES: Final = ("image encoded", "image read", "text read", "answer")
 
 
 def table(session: Session, request: int, width: int, symbols: Symbols) -> Lines:
-    """Draw the block table of a request: an arrow from each logical block to its place in the pool, and the block's
-    slots.
-    """
+    """Draw the block table of a request: arrows from logical blocks to their places in the pool, and their slots."""
     pen, replay = Pen(symbols), session.replay
     positions, addresses = replay.block_table(request)
     slots, color = replay.slots(), paint_colors(symbols.palette)[OWNER + hue_of(request)]

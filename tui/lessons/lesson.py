@@ -35,9 +35,7 @@ class LessonRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionSpec:
-    """A caption as it is in the lesson file: its moment is a phrase, and names in braces are to be replaced by
-    values.
-    """
+    """A caption as it is in the lesson file: its moment is a phrase, and names in braces stand for values."""
 
     where: str
     """Place in the file, for error messages."""

@@ -57,9 +57,7 @@ def _characters(lines: list[list[tuple[str, Style]]]) -> list[str]:
 
 
 def _words_about_digits(session: Session, lines: list[str]) -> str:
-    """Explain the digits in a picture, the number of written eighths of a unit; empty if the picture has no such
-    digits.
-    """
+    """Explain the digits in a picture, the number of written eighths of a unit; "" if it has none."""
     drawn = "".join(re.sub(r"^ *\d* ", "", line) for line in lines)  # without the numbers of the rows
     # A picture with a space shows names of requests, which may have digits, too.
     if session.replay.unit_tokens == 1 or " " in drawn or not any(map(str.isdigit, drawn)):

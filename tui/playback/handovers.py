@@ -41,9 +41,7 @@ class Handovers:
         return self._count(self._load & (self._end_s <= time_s))
 
     def kept_for(self, time_s: float) -> dict[int, int]:
-        """Return, for each server that will fetch KV, the number of ended requests whose blocks are kept for it at
-        `time_s`.
-        """
+        """Return, for each server that will fetch KV, how many ended requests keep blocks for it at `time_s`."""
         return self._count(self._send & self._under_way(time_s))
 
     def fetched_from(self, request: int, time_s: float) -> int | None:

@@ -269,9 +269,7 @@ class Session:
         return self.before.num_finished + finished
 
     def _num_held_rows(self) -> IntArray:
-        """Return, for every frame, the number of rows of a static batch that are held after their answer is
-        complete.
-        """
+        """Return, for each frame, the number of rows of a static batch that are held after their answer is complete."""
         idle, finished = (self.events.of_kinds((kind,)) for kind in (EventKind.IDLE, EventKind.FINISHED))
         released_frame = finished.frame[np.isin(finished.request, idle.request)]
         begun, ended = (np.bincount(frames, minlength=len(self.times_s)) for frames in (idle.frame, released_frame))

@@ -28,9 +28,7 @@ HALF: Final = 0
 UP: Final = 0
 """Shapes `UP + n` of a character, n from 1 to 8: the first paint fills n eighths from below, the second the rest."""
 RIGHT: Final = 8
-"""Shapes `RIGHT + n` of a character, n from 1 to 8: the first paint fills n eighths from the left, the second the
-rest.
-"""
+"""Shapes `RIGHT + n` of a character, n from 1 to 8: the first paint fills n eighths from the left, another the rest."""
 GLYPH: Final = 17
 """Shape of a character: the first paint in the lower seven eighths. Without colours, the paint's glyph."""
 HAIR: Final = 18

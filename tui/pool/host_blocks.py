@@ -145,9 +145,7 @@ def _paints(slots: HostSlots, *, hued: bool) -> PaintArray:
 
 
 def _cells(paints: PaintArray, num_cells: int) -> PaintArray:
-    """Return the paint of each cell: that of its most important host block, and of the last one if several are equally
-    important.
-    """
+    """Return the paint of each cell: that of its most important host block, and of the last of equals."""
     together = slots_per_cell(len(paints), num_cells)
     rank = np.full(256, 0, np.uint16)
     for order, paint in enumerate((EMPTY, int(SlotState.FREE))):

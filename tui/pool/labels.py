@@ -181,9 +181,7 @@ def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArr
 
 
 def _number_rows(picture: KeyArray, top: int, rows: IndexArray, tiling: Tiling, replay: Replay) -> None:
-    """Write the number of the first unit of each of `rows` into the margin, if the row begins at the top of a
-    character.
-    """
+    """Write the number of the first unit of each of `rows` into the margin, if it begins at the top of a character."""
     per_character = 2 if tiling.detail is Detail.HALF else 1
     for row in rows.tolist():
         line, rest = divmod(int(tiling.row_edges[row]), per_character)

@@ -266,9 +266,7 @@ def _named_owners(sessions: Sequence[Session]) -> list[LegendEntry] | None:
 
 
 def _lit_and_others(name: str, *paints: int) -> list[LegendEntry]:
-    """Return the entries of the legend while only request `name` is in colour: one with its `paints`, and two for the
-    grey others.
-    """
+    """Return the legend's entries while only `name` is in colour: one with its `paints`, two for the grey others."""
     return [
         (paints, name if paints else f"{name} alone in colour"),
         ((int(SlotState.TOKEN) + DIM,), "all others"),

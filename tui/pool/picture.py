@@ -137,9 +137,7 @@ class Paints:
         return units
 
     def follow(self, request: int | None) -> IndexArray:
-        """Give `request`, None for no request, its own colour if `colors_only_followed`; return the units that may look
-        different.
-        """
+        """Give `request`, or none, its own colour if `colors_only_followed`; return the units that may change."""
         if not self.colors_only_followed or request == self._followed:
             return np.empty(0, np.int64)
         self._followed = request

@@ -100,9 +100,7 @@ class PlaybackScreen(Transport):
         return self in self.app.screen_stack and self._scrubber is not None and self._scrubber.is_attached
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        """Return False until all widgets are mounted, because keys may arrive earlier. After that, return Textual's
-        answer.
-        """
+        """Return False until all widgets are mounted, as keys may arrive earlier. Then return Textual's answer."""
         return self._ready and super().check_action(action, parameters)
 
     def show_headline(self) -> None:

@@ -171,9 +171,7 @@ class LaneFigures(Widget):
 
     @property
     def _done_share(self) -> float:
-        """Share of the run's output tokens that are served. In training: share of the slots in used rows that have
-        tokens.
-        """
+        """Share of the run's output tokens that are served. In training: share of slots with tokens in used rows."""
         rows, session = self._lane.session.rows, self._lane.session
         if rows is None:
             return float(session.served[session.player.frame] / max(int(session.served[-1]), 1))

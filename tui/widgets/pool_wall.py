@@ -43,9 +43,7 @@ _LEAST_APART = 3
 
 
 def columns_right_of_axis(width: int) -> int:
-    """Return the number of columns right of the time axis: for figures and, if there is room, the bar of waiting
-    requests.
-    """
+    """Return the number of columns right of the time axis: for figures and, with room, the bar of waiting requests."""
     return FIGURES + (_MOST_BAR if width - GUTTER - FIGURES - _MOST_BAR >= _LEAST_AXIS else 0)
 
 

@@ -72,9 +72,7 @@ class CachedBlocks:
         """
         self._rank = rank
         self._ranked: list[tuple[Any, int, Cached]] = []
-        """Heap of free blocks as (rank, entry number, block). An entry is outdated if its number is not the block's
-        `heap_entry`.
-        """
+        """Heap of free blocks: (rank, entry number, block). An entry is outdated if not the block's `heap_entry`."""
         self._entry_numbers = count()
         self._columns: FreeColumns | None = None
         """Table of the free blocks; None until `columns` is called for the first time."""

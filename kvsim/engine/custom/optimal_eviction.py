@@ -103,9 +103,7 @@ class OptimalEviction:
             self._push(engine, block)
 
     def _forget(self, engine: Engine, block: int, key: int) -> None:
-        """Remove an evicted block. If exactly one other block holds the same prefix, it may have a next use from now
-        on.
-        """
+        """Remove an evicted block. If exactly one other block holds the same prefix, it may have a next use now."""
         blocks = self._blocks_of[key]
         blocks.remove(block)
         if not blocks:

@@ -58,9 +58,7 @@ def hold(engine: Engine, block: int) -> None:
 
 @part
 def release(engine: Engine, block: int) -> None:
-    """End the store that writes a host block, or one of the loads that read it. If no other load reads it, the block is
-    idle.
-    """
+    """End the store that writes a host block, or one of the loads that read it. Without another load, it is idle."""
     tier = engine.host
     record = tier.blocks[block]
     record.readers = max(record.readers - 1, 0)

@@ -119,9 +119,7 @@ def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: 
 
 @part
 def key_of(engine: Engine, sequence: Sequence, index: int) -> int:
-    """Return the key of the full host block at `index` among those of a sequence: the key of the last GPU block that it
-    holds.
-    """
+    """Return the key of the full host block at `index` among those of a sequence: the key of its last GPU block."""
     return prefix_hits.key_of(engine, sequence, 0, (index + 1) * engine.host.settings.blocks_per_slot - 1)
 
 

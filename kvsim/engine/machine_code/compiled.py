@@ -145,9 +145,7 @@ def part_options() -> dict[str, Any]:
 
 
 def entry_options() -> dict[str, Any]:
-    """Return numba's options for compiling the entry point, with the compiler of `numba_linking` if it knows numba's
-    release.
-    """
+    """Return numba's options for the entry point, with the compiler of `numba_linking` if it knows numba's release."""
     from kvsim.engine.machine_code import numba_linking  # noqa: PLC0415  as above
 
     known = {"pipeline_class": numba_linking.EntryCompiler} if numba_linking.is_known() else {}
@@ -200,9 +198,7 @@ def _compile(function: EntryPoint, layout: Layout) -> ObjectCode:
 
 @contextmanager
 def _no_collections() -> Iterator[None]:
-    """Pause Python's garbage collector. It would find little: nearly all objects of a compilation are used until its
-    end.
-    """
+    """Pause Python's garbage collector. It would find little: nearly all objects are used until the end."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -75,14 +75,10 @@ class PartLibrary(JITCodeLibrary):
 
 
 class EntryLibrary(PartLibrary):
-    """LLVM code of the entry point and of all parts that it calls. The entry point is the one function that Python
-    calls.
-    """
+    """LLVM code of the entry point and of all parts that it calls. Python calls only the entry point."""
 
     def finalize(self) -> None:
-        """Link the entry point with the parts and optimise them together. `object_code` makes machine code of the
-        result.
-        """
+        """Link the entry point with the parts, optimised together. `object_code` makes machine code of the result."""
         module = self._final_module = llvm.parse_assembly(str(self._codegen._create_empty_module("parts")))
         for library in self.all_called():
             if isinstance(library, PartLibrary):

@@ -35,9 +35,7 @@ def find(engine: Engine, key: int) -> int:
 
 @part
 def cache(engine: Engine, block: int, key: int) -> None:
-    """Assign `key` to `block`, which is in a table and has no key. Unless the key is negative, put the block into the
-    hash table.
-    """
+    """Assign `key` to `block`, which is in a table and has no key. Put it into the hash table, unless `key` < 0."""
     assert engine.blocks[block].refs > 0
     assert engine.blocks[block].key == NO_KEY
     engine.blocks[block].key = key

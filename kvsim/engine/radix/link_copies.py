@@ -214,9 +214,7 @@ def _drop_first(copies: Records[NodeCopy], size: int, num_dropped: int) -> int:
 
 @part
 def _record(engine: Engine, copy: NodeCopy, kind: int) -> None:
-    """Record an ended copy in `RadixTables.copy_rows`: a row for each page, node by node from the last node of its path
-    upwards.
-    """
+    """Record an ended copy in `RadixTables.copy_rows`: a row per page, node by node from its path's end upwards."""
     if not engine.settings.records_memory:
         return
     radix, node, num_left = engine.radix, copy.node, copy.num_pages

@@ -54,9 +54,7 @@ MOST_ROWS_OF_PAGE = 4
 allocation, and replacement.
 """
 ROWS_OF_HITS = 1 << 20
-"""Number of rows of the memory table about hits in one step for which there is room: one for each range of consecutive
-hit pages.
-"""
+"""Room for rows of the memory table about one step's hits: one for each range of consecutive hit pages."""
 
 
 def radix_tables(

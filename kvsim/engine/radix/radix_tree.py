@@ -395,9 +395,7 @@ def _give_windows(engine: Engine, node: int, begin: int, end: int) -> None:
 
 @part
 def copy_to_row(engine: Engine, node: int, first: int, begin: int, num_pages: int) -> None:
-    """Copy `num_pages` pages of a node, from its page `first` (counted from 0) on, to `RadixTables.rows` from index
-    `begin` on.
-    """
+    """Copy `num_pages` pages of a node, from page `first` (from 0) on, to `RadixTables.rows` from index `begin` on."""
     rows, pages, entry = engine.radix.rows, engine.radix.node_pages, engine.radix.nodes[node].first_entry + first
     for index in range(num_pages):
         rows[begin + index] = pages[entry + index]

@@ -120,9 +120,7 @@ def alloc_for_extend(engine: Engine, num_seqs: int) -> bool:
 
 @part
 def num_tokens_required_next_decode(engine: Engine, sequence: Sequence) -> int:
-    """Return the number of slots to allocate for one more token of a request: those of a page, or 0 if its last page
-    has room.
-    """
+    """Return the number of slots to allocate for a request's next token: 0 if its last page has room, else a page."""
     return _num_new_pages(engine, sequence.computed, 1) * engine.settings.unit_tokens
 
 

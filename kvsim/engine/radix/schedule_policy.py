@@ -21,9 +21,7 @@ _MOST_TOUCHED = 128
 _LARGEST_RATIO = 1e300
 """Response ratio of a request that has no tokens to compute. It is larger than any other."""
 _REFRESH_INTERVAL = 32
-"""Interval between two calls of `_touch_waiting_prefixes` that have an effect, in passes of the scheduler with waiting
-requests.
-"""
+"""Passes of the scheduler with waiting requests from one effective call of `_touch_waiting_prefixes` to the next."""
 
 
 @part

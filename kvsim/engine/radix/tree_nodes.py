@@ -1,6 +1,4 @@
-"""Changes of nodes of SGLang's radix tree (locks, device pages, removal), together with all counts that depend on a
-node's state.
-"""
+"""Changes of nodes in SGLang's radix tree (locks, device pages, removal), and of the counts that depend on them."""
 
 from __future__ import annotations
 
