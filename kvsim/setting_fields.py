@@ -155,9 +155,7 @@ def check_settings(settings: Any) -> None:
 
 
 def _typed(name: str, kind: type, value: Any) -> object:
-    """Return `value` as a number or a truth value of Python if `kind` is one of these; otherwise unchanged. 0 and 1 are
-    truth values.
-    """
+    """Return `value` as Python's number or truth value (also from 0 and 1), if `kind` is one; otherwise unchanged."""
     plain = value.item() if getattr(value, "shape", None) == () else value  # of NumPy
     if kind is bool and not (isinstance(plain, Integral) and plain in (0, 1)):
         raise UsageError(f"{name} should be True or False, not {shortened(plain)}.")

@@ -78,9 +78,7 @@ _FAILURES = {
         "it more memory, a larger --max-loras, or a release from 0.31 on"
     ),
 }
-"""Causes for which vLLM itself ends with an error, each with its remedy. A key is the name in `Meta.engine` of the
-counter of these errors.
-"""
+"""Causes for which vLLM itself ends with an error, with their remedies, by the counter's name in `Meta.engine`."""
 
 
 def failure_notes(metas: Sequence[Meta]) -> list[str]:
@@ -96,9 +94,7 @@ def failure_notes(metas: Sequence[Meta]) -> list[str]:
 
 
 def _gpus_in_words(num_stages: int, per_stage: int) -> str:
-    """Describe the GPUs over which a pool is spread: `num_stages` pipeline stages with `per_stage` GPUs each. The text
-    is empty for a single GPU.
-    """
+    """Describe the GPUs of a pool: `num_stages` pipeline stages with `per_stage` GPUs each. Empty for a single GPU."""
     if num_stages > 1:
         return f" on {'the' if per_stage == 1 else 'one GPU of each of'} {num_stages} stages together"
     return " on each GPU" if per_stage > 1 else ""

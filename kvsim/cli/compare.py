@@ -213,9 +213,7 @@ def _check_one_comparison(
     ladder: bool,
     uniform_cache: bool,
 ) -> None:
-    """Check that the flags ask for only one kind of comparison: of policies, of values of a flag, of servers, the
-    ladder, or --uniform-cache.
-    """
+    """Check that the flags compare only policies, values of a flag, servers, the ladder or --uniform-cache."""
     if ladder and uniform_cache:
         raise UsageError("--ladder and --uniform-cache compare different things; give only one.")
     compared = several.flag if several else "--prefill, --decode or --data-parallel-size" if _is_fleet(flags) else ""

@@ -99,9 +99,7 @@ def check_routes(*runs: Mapping[str, Any]) -> None:
 
 
 def has_several_servers(flags: Mapping[str, Any]) -> bool:
-    """Tell whether the flags ask for more than one scheduler: replicas, data-parallel ranks, or separate prefill and
-    decode servers.
-    """
+    """Tell whether the flags ask for several schedulers: replicas, data-parallel ranks or prefill and decode ones."""
     return bool(flags["prefill"] or flags["decode"] or flags["replicas"] > 1 or (flags["data_parallel_size"] or 1) > 1)
 
 

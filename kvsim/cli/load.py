@@ -56,9 +56,7 @@ _spawn_rate = _requests(
 
 
 def sender_options(command: Command) -> Command:
-    """Add the flags of `kvsim run`: users of a closed loop with their spawn rate, and --max-concurrency, which limits
-    an open loop.
-    """
+    """Add the flags of `kvsim run`: users of a closed loop with their spawn rate, and --max-concurrency."""
     return _requests("--users", **_USERS)(_think_time(_max_concurrency(_spawn_rate(command))))
 
 

@@ -24,9 +24,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def overwrite_option(*outputs: str) -> Callable[[Command], Command]:
-    """Return a decorator that adds `--overwrite`. With `outputs`, which are names of parameters, one of these must be
-    given together with it.
-    """
+    """Return a decorator that adds `--overwrite`. One of the parameters `outputs`, if any, must be given with it."""
     return flag(
         "--overwrite",
         is_flag=True,

@@ -208,9 +208,7 @@ def _axis(context: click.Context, text: str) -> tuple[str, list[Any]]:
 
 
 def _requests_once(command: click.Command, axes: Mapping[str, Any]) -> Callable[[dict[str, Any]], Requests]:
-    """Return a function that builds the requests for the flags of a point. Points whose flags for requests are equal
-    share the requests.
-    """
+    """Return a function that builds the requests for a point's flags. Points with equal flags share the requests."""
     sections = {option.name: getattr(option, "section", "") for option in command.params}
     varying = [name for name in axes if sections[name] == "Requests"]
     known: dict[tuple[Any, ...], Requests] = {}

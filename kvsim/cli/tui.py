@@ -157,9 +157,7 @@ class _Shown(NamedTuple):
     runs: Callable[[], Any] | None = None
     """Function that simulates the same requests under all policies; None if no comparison is possible."""
     ample: Callable[..., Any] | None = None
-    """Function that returns the tokens per second of each policy in a pool with room for all requests; None if this
-    cannot be simulated.
-    """
+    """Function that returns each policy's tokens/s in a pool with room for all requests; None if not simulated."""
 
 
 def _shown(

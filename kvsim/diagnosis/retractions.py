@@ -81,9 +81,7 @@ class Retraction:
     ratio: float
     """SGLang's `new_token_ratio` after the step that retracted requests."""
     back_s: float
-    """Time in seconds at which the ratio is as low as before; if the next retraction or the end of the run is earlier,
-    the time of that.
-    """
+    """Time in seconds at which the ratio is as low as before; at most the next retraction or the end of the run."""
     num_steps: int
     """Number of steps from the retraction to `back_s`."""
     before: Span

@@ -31,9 +31,7 @@ _LEAST_SHARE = 0.9
 
 
 def load_of(recording: Recording) -> Load:
-    """Return the requests as they were sent: at fixed times, or each by a user who had waited for the answer to the
-    previous request.
-    """
+    """Return the requests as they were sent: at fixed times, or by users who waited for their previous answers."""
     return Load(
         workload=as_sent(recording),
         users=users_of(recording),

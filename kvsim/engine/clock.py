@@ -215,9 +215,7 @@ def schedule(engine: Engine) -> None:
 
 @part
 def _fed_back_index(engine: Engine) -> int:
-    """Return the index in `Engine.launched` of the step whose tokens the newest step needs. Valid only with
-    `Settings.feedback` above 0.
-    """
+    """Return the index in `Engine.launched` of the step whose tokens the newest needs, if `Settings.feedback` > 0."""
     index = engine.state.next_launched - 1 - engine.settings.feedback
     return index if index >= 0 else index + engine.settings.most_in_flight
 

@@ -90,9 +90,7 @@ class Transfer:
     another server; 0 with a store.
     """
     external_tokens: Small = 0
-    """Number of tokens that came through the connector when blocks were last allocated: at the begin of a load between
-    steps, or at an admission.
-    """
+    """Tokens that came through the connector at the last allocation: a load between steps, or an admission."""
     done_s: float = 0.0
     """Time, in seconds, at which a load ends; with `is_kept`, at which another server has read the kept blocks. Set
     when the sequence is added to `ConnectorTables.live`.

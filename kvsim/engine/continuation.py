@@ -17,9 +17,7 @@ _NOT_COPIED_BY_NAME = (
     *("external", "host", "connector", "radix", "encoder"),  # in `_parts_of`
     *("steps", "outputs", "gaps", "memory_rows"),  # rows that the caller has read
 )
-"""Fields of `Engine` that `moved` does not copy by name. A field that is itself a tuple, such as `host`, belongs here
-and in `_parts_of`.
-"""
+"""Fields of `Engine` that `moved` does not copy by name. Tuples, such as `host`, are here and in `_parts_of`."""
 
 
 def moved(source: Engine, target: Engine) -> Engine:

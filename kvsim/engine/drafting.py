@@ -137,9 +137,7 @@ def verify(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _take_back(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Count the last `num_tokens` computed tokens as rejected. `State.written` counts their slots until later tokens
-    overwrite them.
-    """
+    """Count the last `num_tokens` computed tokens as rejected. `State.written` counts their slots until overwritten."""
     totals.note_computed(engine, sequence)
     sequence.rejected += num_tokens
     sequence.computed -= num_tokens

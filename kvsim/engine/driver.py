@@ -175,9 +175,7 @@ class Driver:
         return [*self.running(), *waiting, *held, *self.deferred()]
 
     def waiting(self) -> list[int]:
-        """Return the numbers of the queued sequences, the head of the queue first. Skipped sequences are not queued;
-        see `skipped`.
-        """
+        """Return the numbers of the queued sequences from the head on, without skipped ones; see `skipped`."""
         return waiting_queue.in_order(self.engine)
 
     def batch(self) -> dict[int, int]:
@@ -229,9 +227,7 @@ class Driver:
         return self._listed("skipped", self.engine.state.num_skipped)
 
     def deferred(self) -> list[int]:
-        """Return the numbers of the sequences whose blocks will be freed after steps in flight, in the order in which
-        they will be freed.
-        """
+        """Return the numbers of the sequences whose blocks are freed after steps in flight, in this order."""
         return listed(self.engine.external.deferred, 0, self.engine.external.state.num_deferred)
 
     def jobs(self) -> dict[int, Job]:
@@ -292,9 +288,7 @@ class Driver:
         return loads, freed
 
     def wake_s(self) -> float:
-        """Return the time in seconds at which an engine without work acts next, if nothing happens outside before;
-        infinity if never.
-        """
+        """Return the time in seconds at which an engine without work acts next by itself; infinity if never."""
         engine = self.engine
         if engine.memory is static_batch.RECTANGLE:
             return float(static_batch.next_due_s(engine))

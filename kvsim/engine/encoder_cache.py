@@ -229,9 +229,7 @@ def release(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _is_in_use(engine: Engine, index: int) -> bool:
-    """Tell whether a sequence uses the image of input number `index` for this input; with `any_place_frees`, for any
-    input with the same image.
-    """
+    """Tell whether a sequence uses input number `index`; with `any_place_frees`, any input with the same image."""
     image_input = engine.encoder.inputs[index]
     return image_input.is_held or (
         engine.settings.any_place_frees and engine.encoder.inputs[image_input.first_same].is_user
@@ -240,9 +238,7 @@ def _is_in_use(engine: Engine, index: int) -> bool:
 
 @part
 def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Record that a sequence uses an image for input number `index`. The sequence becomes a user of the image unless it
-    is one already.
-    """
+    """Record that a sequence uses an image for input number `index`, which makes it a user of the image."""
     image_input = engine.encoder.inputs[index]
     first = engine.encoder.inputs[image_input.first_same]
     if not first.is_user:

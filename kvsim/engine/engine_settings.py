@@ -23,9 +23,7 @@ class Settings:
     max_num_seqs: int = 0
     """Largest number of running sequences for which the arrays have room."""
     max_num_active_seqs: int = 0
-    """Limit for the sequences that run at once: vLLM's `max_num_active_seqs` or, if it is not set, `max_num_seqs`.
-    Drafting may lower it.
-    """
+    """Limit for the running sequences: vLLM's `max_num_active_seqs` or else `max_num_seqs`. Drafting may lower it."""
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
     by_priority: FeatureFlag = False
@@ -65,9 +63,7 @@ class Settings:
     newest step is empty.
     """
     counts_flight: FeatureFlag = False
-    """True if the engine lists the tokens of each step in flight (`Engine.computing_tokens`), and sums them by sequence
-    in `Sequence.in_flight`.
-    """
+    """True if the engine lists the tokens of each step in flight (`Engine.computing_tokens`, `Sequence.in_flight`)."""
     may_skip_decodes: bool = False
     """True if the scheduler may skip sequences that only decode; see `fast_forward`."""
 
@@ -86,9 +82,7 @@ class Settings:
     ones move up by one index, and the step's index does not.
     """
     preempted_self_stops: bool = False
-    """True if the step visits no further running sequence after the sequence being visited was itself preempted for
-    lack of memory.
-    """
+    """True if the step visits no further running sequence after one that was itself preempted for lack of memory."""
     late_outputs_block: bool = False
     """True if a preempted sequence is admitted again only after the outputs of its steps in flight are processed."""
     drops_late: FeatureFlag = False
@@ -178,9 +172,7 @@ class Settings:
     first_in_lookup: int = 0
     """Index of the group at which the lookup of a prefix begins: the first group of the first kind of layers."""
     cuts_every_full_kind: bool = False
-    """True if hits in all kinds of full attention are cut to the length of the common hit. False if only those of the
-    first kind are.
-    """
+    """True if hits in all kinds of full attention are cut to the common length. False if only the first kind's are."""
 
     # Chunks that end at boundaries, for recurrent states.
     boundary_tokens: Feature = 0
@@ -241,9 +233,7 @@ class Settings:
 
     # Host memory and connectors.
     offloads: bool = False
-    """True with vLLM's native offload, which copies computed blocks to host memory while requests run. `host_blocks` is
-    for swapping instead.
-    """
+    """True with vLLM's native offload of computed blocks to host memory. `host_blocks` is for swapping instead."""
     frees_late: bool = False
     """True if a sequence's blocks are freed only after its last step's output, since transfers might overwrite them."""
     host_blocks: Feature = 0
@@ -268,9 +258,7 @@ class Settings:
 
     # Clients and callers.
     stamp_at_entry: bool = False
-    """True if the recorded arrival of a request is the time when the engine has queued it. False if it is the time when
-    the client sent it.
-    """
+    """True if the recorded arrival is the time when the engine queued the request. False: when the client sent it."""
     users_ask_again: bool = False
     """True if the engine itself sends a user's next request of the workload after the user's answer."""
     think_s: float = 0.0
@@ -278,9 +266,7 @@ class Settings:
     answers: bool = False
     """True if the engine returns to its caller when a request has ended, so that the client can act on the answer."""
     lockstep: bool = False
-    """True if the engine returns to its caller after every scheduled step, because data-parallel ranks wait for each
-    other's steps.
-    """
+    """True if the engine returns after every scheduled step, because data-parallel ranks wait for each other."""
     checking: bool = False
     """True if the engine returns to its caller after every scheduled step, so that the caller can check it."""
 

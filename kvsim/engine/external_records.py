@@ -39,9 +39,7 @@ class ExternalSequence:
     last_step: int = 0
     """Number of the last step that computed tokens of the sequence. See `ExternalState.num_steps_begun`."""
     free_after: int = 0
-    """Number of the step with whose output the blocks of the sequence are freed. Steps are counted as in
-    `ExternalState.num_steps_begun`.
-    """
+    """Step with whose output the sequence's blocks are freed, counted as in `ExternalState.num_steps_begun`."""
     dead_tokens: Small = 0
     """Number of computed tokens that the sequence had when it gave up its blocks, freed only after steps in flight."""
 
@@ -52,9 +50,7 @@ class ExternalKV(NamedTuple):
     state: ExternalState
     sequences: Records[ExternalSequence]
     prefilling: Numbers
-    """Numbers of the sequences that load or compute their prompt. Blocks are reserved for the parts of these prompts
-    that have no blocks yet.
-    """
+    """Numbers of the sequences that load or compute their prompt, for whose remaining parts blocks are reserved."""
     deferred: Numbers
     """Numbers of the sequences whose blocks will be freed after steps in flight, in this order."""
 

@@ -34,9 +34,7 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
 
 @part
 def _try_to_skip(engine: Engine, index: int) -> bool:
-    """Let the scheduler skip the sequence at `index` of `Engine.running` from now on, if it only decodes; tell whether
-    it is skipped.
-    """
+    """Let the scheduler skip the sequence at `index` of `Engine.running` if it only decodes; tell whether it does."""
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]
     computed, num_awaited = sequence.computed, 1 if settings.ahead else 0
     is_decode = computed >= sequence.prompt_tokens and sequence.num_tokens + num_awaited - computed == 1

@@ -148,9 +148,7 @@ class Job(Linked):
     to. (`awaited_step` is the first step.)
     """
     reported_in: int = 0
-    """Number, among the scheduler's calls from 1, of the call with whose output the end of the copy is reported; 0
-    until that is known.
-    """
+    """Number, from 1, of the scheduler's call with whose output the copy's end is reported; 0 until that is known."""
     next_reported: Small = 0
     is_on_link: bool = False
     done_s: float = 0.0
@@ -176,9 +174,7 @@ class HostSequence:
 
     num_jobs: Small = 0
     stored: Small = 0
-    """Number of leading host blocks of the request that the offload need not store any more: the host has them, gets
-    them, or had them.
-    """
+    """Number of the request's leading host blocks not to be stored any more: the host has them, gets or had them."""
     num_stamped: Small = 0
     """Number of leading entries of the request's table whose blocks have a current value in `HostTier.allocated_in`."""
     preempted_in: int = 0

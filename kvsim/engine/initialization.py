@@ -61,13 +61,9 @@ if TYPE_CHECKING:
 STEPS_PER_SLICE = 1 << 14
 """Number of steps after which the caller reads the recorded rows and reports progress."""
 FIRST_ROWS = 1 << 16
-"""Largest number of rows in a table of recorded rows with which a step may begin. For rows of the schedule, this number
-is doubled when needed.
-"""
+"""Most rows in a table of recorded rows with which a step may begin; for the schedule, doubled when needed."""
 _MOST_LISTED = 1 << 24
-"""Largest number of integers in a list of an interpreted engine. If there are more, they are in a NumPy array, which is
-slower, but smaller.
-"""
+"""Longest list of integers of an interpreted engine. Longer ones are NumPy arrays, which are slower, but smaller."""
 _ONE_STAGE = Pipeline()
 
 
@@ -102,9 +98,7 @@ class EnginePlan:
     lockstep: bool = False
     """True if `Driver.advance` returns after every step, because steps of data-parallel ranks wait for each other."""
     stamp_at_entry: bool = False
-    """True if the recorded arrival of a request is the time when the engine has queued it. False if it is the time when
-    the client sent it.
-    """
+    """True if the recorded arrival is the time when the engine queued the request. False: when the client sent it."""
     records_memory: bool = False
     records_schedule: bool = False
     copies_are_timed: bool = True
@@ -184,9 +178,7 @@ class EnginePlan:
 
     @property
     def _tokens_ahead(self) -> int:
-        """Largest number of tokens after its last token for which a sequence may have slots, because its end is noticed
-        late or because of drafts.
-        """
+        """Most tokens after its last one for which a sequence may have slots, due to drafts or an end noticed late."""
         if not isinstance(self.policy, Paged):
             return 0
         ahead = self.pipeline.tokens_ahead(async_scheduling=self.policy.scheduler.async_scheduling)

@@ -101,9 +101,7 @@ class MemoryManager:
 
     # Called by a scheduler.
     use_load: Callable[[Engine, Sequence], bool] = _is_ready
-    """Put the blocks that a waiting sequence has loaded, if any, into the prefix cache. Return False while it is still
-    loading, otherwise True.
-    """
+    """Put any blocks that a waiting sequence has loaded into the prefix cache. Return False while it is loading."""
     find_prefix: Callable[[Engine, Sequence], int] = _none_of
     """Return the number of leading tokens of a waiting sequence that need not be computed, or `SKIP` or `STOP`."""
     admit: Callable[[Engine, Sequence, int, int], bool] = _no_room

@@ -56,9 +56,7 @@ IN_NEXT_PASS, BY_CLOCK, REPORTED = range(3)
 NO_SLOT = 0
 """Index that means no slot of host memory. Slots are numbered from 1 here, and from 0 in a recording."""
 NO_PRIORITY = 1 << 40
-"""Number larger than all priorities. A request without a priority gets this number, with the sign that makes it the
-least important one.
-"""
+"""Number above all priorities. With its sign, a request without a priority is the least important one."""
 ASKED, LEAF, DUPLICATE, RETRACTED, WINDOW = range(5)
 """Kinds of events of the cache.
 
@@ -147,9 +145,7 @@ class RadixArguments:
     most_memory_rows: int = 0
     """Capacity of the memory table, in rows."""
     reports: bool = False
-    """True to record evictions, duplicates (slots freed because the tree has their tokens) and retractions in
-    `RadixTables.events`.
-    """
+    """True to record evictions, duplicates (slots of tokens in the tree) and retractions in `RadixTables.events`."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -165,9 +161,7 @@ class RadixState:
     """Number of leaves that can be evicted now."""
     locked_pages: int = 0
     last_stamp: int = 0
-    """Stamp of the last access to the tree. Stamps grow with every access; they are the values in `Node.accessed`,
-    `created` and `attached`.
-    """
+    """Stamp of the last access to the tree; `Node.accessed`, `created` and `attached` have such growing stamps."""
     matched_pages: int = 0
     """Number of pages that the last match found, those without window slots included."""
     host_node: int = ROOT
@@ -219,13 +213,9 @@ class RadixState:
     count as a second prefill in `RadixArguments.serializes_prefills`.
     """
     puts_out: bool = False
-    """True if `last_puts_out` was True for any prefill that joined the running batch. If False, the running batch is
-    never decoded.
-    """
+    """True if `last_puts_out` was True for any prefill in the running batch, which otherwise is never decoded."""
     running_prefill_tokens: int = 0
-    """Number of tokens of the prefill that became the running batch. In `num_prefilled`, SGLang counts them again with
-    every decode.
-    """
+    """Number of tokens of the prefill that became the running batch. `num_prefilled` counts them in every decode."""
     is_full: bool = False
     """True if the running batch counts as full, so that a pass tries no waiting request. It is reset, above all, when a
     request leaves the batch.
@@ -234,9 +224,7 @@ class RadixState:
     num_ended_before: int = 0
     """Value of `State.num_ended` when the running batch was last filtered."""
     results_until_scan: int = 0
-    """Number of further results before any running request can reach its output limit. At 0 or below, the requests are
-    scanned again.
-    """
+    """Number of results before any running request can reach its output limit. At 0 or less, they are scanned again."""
     num_prefilled: int = 0
     """Tokens of all launched batches as SGLang counts them for `HRRN`: `running_prefill_tokens` for a decode."""
     num_idle_passes: int = 0
@@ -250,13 +238,9 @@ class RadixState:
 
     # The pass in progress.
     total_offset: float = 0.0
-    """Number of slots, besides those they hold, that running requests and those admitted in this pass are expected to
-    need until they end.
-    """
+    """Number of further slots that running requests and those admitted in this pass are expected to need."""
     current_offset: float = 0.0
-    """Number of slots that this pass has already assigned: prefills of admitted requests, and one for each decode that
-    is mixed in.
-    """
+    """Number of slots that this pass has assigned: prefills of admitted requests, and one for each mixed-in decode."""
     window_offset: int = 0
     """Sum, over the requests admitted in this pass, of the most window slots that each can hold at once."""
     input_left: int = 0
@@ -314,9 +298,7 @@ class FreeList:
     tail: int = 0
     """Index in `RadixTables.free_pages` after the last free page."""
     collected_end: int = 0
-    """Index in `RadixTables.free_pages` after the last collected page. Collected pages, see `RadixState.is_collecting`,
-    follow the free ones.
-    """
+    """Index in `RadixTables.free_pages` after the last collected page; see `RadixState.is_collecting`."""
     num_collected: int = 0
 
 
@@ -400,16 +382,12 @@ class Holding:
     freed_window_tokens: Small = 0
     """Number of leading tokens of the request whose window slots it has freed."""
     branch_tokens: Small = 0
-    """Length in tokens of the last match, if it is longer than the hit because some matched nodes lack their window
-    slots; otherwise 0.
-    """
+    """Tokens of the last match, if it is longer than the hit because some nodes lack window slots; otherwise 0."""
     num_extends: Small = 0
     """Number of prefills that have computed a part of the request since its admission."""
     num_decodes: Small = 0
     prefix_tokens: Small = 0
-    """Number of leading tokens that the request's next prefill does not compute: they are cached, or earlier prefills
-    have computed them.
-    """
+    """Number of leading tokens that the request's next prefill leaves out, as cached or computed before."""
     extend_end: Small = 0
     """Number of the request's tokens up to the end of its last prefill: `prefix_tokens` and those it computes."""
     protected_tokens: Small = 0
@@ -421,9 +399,7 @@ class Holding:
     tree at its end. Read to estimate how much memory a waiting request needs, before others are preempted for it.
     """
     matched_tokens: Small = 0
-    """Number of leading tokens that the last match found, on the device or the host, without the request's last token.
-    `LPM` sorts by it.
-    """
+    """Leading tokens that the last match found, on device or host, without the request's last token; for `LPM`."""
     limit: Small = 0
     """Largest number of output tokens that the request allows."""
     begin_key: int = 0
@@ -464,9 +440,7 @@ class Launch:
 
 @dataclass(slots=True, eq=False, repr=False)
 class NodeCopy:
-    """Copy between device and host of the last pages of a path in the tree. The record exists until the scheduler finds
-    the copy ended.
-    """
+    """Copy between device and host of the last pages of a path in the tree, until the scheduler finds it ended."""
 
     number: int = 0
     """Number of the copy, in the order in which copies begin."""
@@ -515,9 +489,7 @@ class RadixTables(NamedTuple):
     free_pages: Numbers
     """Ring buffers of both pools, one after the other. Pages of `WINDOWS` have larger numbers than those of `SLOTS`."""
     node_pages: Numbers
-    """Pages of all nodes. Only one half of the array is in use: when it is full, the entries still needed are copied to
-    the other half.
-    """
+    """Pages of all nodes, in one half of the array. When it is full, entries still needed go to the other half."""
     window_pages: Numbers
     """Page of the pool `WINDOWS` for each page of the pool `SLOTS`; `NO_PAGE` if the page has none."""
     nodes: Records[Node]

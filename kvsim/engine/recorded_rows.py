@@ -62,9 +62,7 @@ class Output:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Gap(QueuesAndSlots):
-    """Queues and slots from the processing of an output to the next step. Recorded only if no recorded step is in
-    flight in this time.
-    """
+    """Queues and slots from an output to the next step. Recorded only if no recorded step is in flight meanwhile."""
 
     before: int = 0
     """Number of the step that follows the gap, counted from 0."""
@@ -91,9 +89,7 @@ class MemoryRow:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ScheduleRow:
-    """Row of the recording's schedule: `repeat` consecutive steps, from number `step` on, each compute `tokens` tokens
-    of request `request`.
-    """
+    """Row of the schedule: `repeat` steps, from number `step` on, each compute `tokens` tokens of `request`."""
 
     step: Small = 0
     request: Small = 0
@@ -101,8 +97,6 @@ class ScheduleRow:
     tokens: Small = 0
     repeat: Small = 0
     known: Small = 0
-    """Number of tokens of the request when the row was written: its prompt and the outputs processed by then. Recorded
-    only with drafts.
-    """
+    """Number of the request's tokens when written: its prompt and processed outputs. Recorded only with drafts."""
     outputs: Small = 0
     """Number of tokens that the output of the row's step gave the request; 0 without drafts."""

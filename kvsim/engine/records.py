@@ -99,9 +99,7 @@ class State:
     # Running sequences, and steps in flight.
     num_running: int = 0
     num_quiet: int = 0
-    """Number of quiet sequences: running ones whose records the scheduler does not touch while they only decode; see
-    `fast_forward`.
-    """
+    """Number of quiet sequences, whose records the scheduler does not touch while they decode; see `fast_forward`."""
     quiet_tokens: int = 0
     """Sum over the quiet sequences of `c - s`, where the sequence had `c` computed tokens after step number `s` and is
     quiet since then.
@@ -121,9 +119,7 @@ class State:
     sequence is left, to report the end to its workers.
     """
     num_unawaited_outputs: int = 0
-    """Number of outputs that were discarded because the sequence had no placeholder for them. Each raises an
-    AssertionError in vLLM.
-    """
+    """Number of outputs that were discarded for lack of a placeholder. Each raises an AssertionError in vLLM."""
 
     # The step being scheduled.
     num_in_batch: int = 0
@@ -308,9 +304,7 @@ class Sequence(Bucketed):
     room_tokens: Small = 0
     """Number of computed tokens up to which the sequence needs no new block and frees none."""
     cache_at: Small = 0
-    """Smallest number of known tokens at which `MemoryManager.cache` may have a further block to cache; `NEVER` without
-    prefix caching.
-    """
+    """Fewest known tokens at which `MemoryManager.cache` may have a block to cache; `NEVER` without prefix caching."""
     junction: Small = 0
     """Number of tokens in the longest hit that any kind of layers has, if it is longer than the common hit of all
     groups; otherwise 0. Set only with `Settings.keeps_junctions`.
@@ -364,13 +358,9 @@ class Unsure:
     slots: int = 0
     """Number of slots that the sequence holds for the token, over all tables, or has freed since the last step."""
     allocated_s_sum: float = 0.0
-    """Sum of the allocation times of the `slots`, in seconds. At time `t`, they have been held for `slots * t -
-    allocated_s_sum` slot-seconds.
-    """
+    """Sum of the allocation times of the `slots` in seconds: at `t`, held for `slots * t - allocated_s_sum` slot-s."""
     slot_s: float = 0.0
-    """Slot-seconds for which slots were held and freed again although the token was not computed; minus infinity once
-    it was computed.
-    """
+    """Slot-seconds of slots held and freed although the token was not computed; minus infinity once it was."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -470,9 +460,7 @@ class Table:
     num_held: Small = 0
     """Number of entries that are not null blocks."""
     num_cached: Small = 0
-    """Number of leading entries that prefix caching has processed (vLLM's `num_cached_block`). Each was put into the
-    cache or left out for good.
-    """
+    """Number of leading entries that prefix caching has put into the cache or left out (vLLM's `num_cached_block`)."""
     num_removed: Small = 0
     """Number of leading entries visited to free blocks no longer read. Used only with `Group.frees_over_gaps`."""
     previous_state: Small = 0
@@ -503,9 +491,7 @@ class Stage:
     free_s: float = 0.0
     """Time at which the stage has computed all launched steps, in seconds."""
     throttle: float = 0.0
-    """Degree to which the power limit throttled the GPUs at the time `throttled_at_s`: from 0 after a long rest to 1
-    after long prefills.
-    """
+    """How far the power limit throttled the GPUs at `throttled_at_s`: from 0 (long rest) to 1 (long prefills)."""
     throttled_at_s: float = 0.0
     """Time at which `throttle` was last updated, in seconds."""
 

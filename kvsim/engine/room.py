@@ -118,9 +118,7 @@ def _table_widths(
 
 
 def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
-    """Return the largest number of free ranges of a contiguous memory, plus one as a scratch record for a change; 0 for
-    other memory.
-    """
+    """Return the most free ranges of a contiguous memory, plus a scratch record for a change; 0 for other memory."""
     if not isinstance(policy, Contiguous):
         return 0
     return (batch + 2) * (2 * num_units.bit_length() if policy.cache.fit == "buddy" else 1) + 1

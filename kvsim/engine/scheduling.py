@@ -36,9 +36,7 @@ class Scheduler:
     the next pass if its prompt is not complete.
     """
     num_running: Callable[[Engine], int]
-    """Return the number of sequences that run, for the rows of steps. For SGLang, these are all requests with a row in
-    the request table.
-    """
+    """Return the number of running sequences for rows of steps: in SGLang, all with a row in the request table."""
     is_stalled: Callable[[Engine], bool]
     """Tell whether the engine would wait for ever. `State.stalled_sequence` is then the sequence without room."""
 

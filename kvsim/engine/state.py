@@ -93,9 +93,7 @@ class Engine(NamedTuple):
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
     quiet_until: Numbers
-    """Number of the last step, counted from 1, up to which each sequence of `running` is quiet; 0 if it is not. See
-    `fast_forward`.
-    """
+    """Last step, counted from 1, up to which each sequence of `running` is quiet, or 0; see `fast_forward`."""
     skipped: Numbers
     """Numbers of the skipped sequences, in two halves of equal length, each filled from its beginning. The first half
     has those of earlier steps, the second half those of the step being scheduled.
@@ -111,9 +109,7 @@ class Engine(NamedTuple):
     the entries from `i * max_num_seqs` on. `Launched.num_emitting` entries are valid.
     """
     emitting_drafts: Numbers
-    """Number of drafts that the step verifies for each entry of `emitting`; negative if the drafts are padding. Empty
-    without drafts.
-    """
+    """Number of drafts to verify for each entry of `emitting`; negative for padding. Empty without drafts."""
     drafts_by_batch: Numbers
     """Number of tokens drafted after a step, by the number of sequences in the step; empty if it is always the same."""
     given_drafts: Records[records.RequestDrafts]

@@ -34,9 +34,7 @@ def push(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def push_again(engine: Engine, sequence: Sequence) -> None:
-    """Return a preempted or skipped sequence to the queue: to the front of the list or, with priorities, to its
-    position in the heap.
-    """
+    """Return a preempted or skipped sequence to the queue's front or, with priorities, to its place in the heap."""
     if engine.settings.by_priority:
         _sift_up(engine, sequence.number, engine.state.num_queued)
     else:
@@ -231,9 +229,7 @@ def _unlink(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def _sift_up(engine: Engine, number: int, index: int) -> None:
-    """Insert sequence `number` into the heap. Start at the empty entry `index`, and move up while the parent should
-    come after the sequence.
-    """
+    """Insert sequence `number` into the heap, from the empty entry `index` up to where its parent comes first."""
     heap = engine.lines
     while index > 0 and _goes_before(engine, number, heap[(index - 1) // 2].heap):
         heap[index].heap = heap[(index - 1) // 2].heap

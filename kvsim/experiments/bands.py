@@ -44,9 +44,7 @@ class Band:
     host_percent: float
     """Percentage by which the host times were shortened and lengthened."""
     ranges: Mapping[str, tuple[float, float]]
-    """Smallest and largest value, by figure: mean TTFT, TPOT and end-to-end time in seconds, output tokens per second,
-    and preemptions.
-    """
+    """Smallest and largest mean TTFT, TPOT and end-to-end time in seconds, output tokens per second, preemptions."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the intervals for JSON."""

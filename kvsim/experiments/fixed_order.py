@@ -29,9 +29,7 @@ class _Blocks(NamedTuple):
     keys: list[int]
     """Prefix keys of the leading full blocks. Requests with equal keys can share these blocks."""
     num_lookups: int
-    """Number of leading blocks that are looked up. The block of the last prompt token is not, because this token is
-    always computed.
-    """
+    """Number of leading blocks looked up: without that of the last prompt token, which is always computed."""
     num_full: int
     num_blocks: int
 

@@ -240,9 +240,7 @@ def _locked(parts: Path, file: Path) -> Iterator[None]:
 
 
 def _without_workload(point: Point) -> Callable[..., Point]:
-    """Return a function that makes `point` from a workload. Only this function is sent for each point, because points
-    share the workload.
-    """
+    """Return a function that makes `point` from a workload. Points share the workload, so only this is sent."""
     return partial(Point, **{each.name: getattr(point, each.name) for each in fields(Point) if each.name != "workload"})
 
 

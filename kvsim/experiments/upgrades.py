@@ -39,9 +39,7 @@ class FirstDifference:
     """First decision in which the runs with two releases differ."""
 
     step: int
-    """Number, from 0, of the step that the decision schedules; for any other decision, of the last step scheduled
-    before it, or 0 without one.
-    """
+    """Number, from 0, of the step that the decision schedules, or of the last step scheduled before; 0 without one."""
     at_s: float
     decisions: Difference
     """The decision in both runs. In its lines, `recorded` is of the older release, and `simulated` of the newer one."""
@@ -62,9 +60,7 @@ class Effect:
     together: Figures
     """Figures of the older release with this change and all earlier ones; empty if it cannot serve the load."""
     changes_together: bool
-    """True if a decision or a figure differs between two runs: with all earlier changes and this one, and with the
-    earlier ones only.
-    """
+    """True if a decision or figure differs between the runs with all earlier changes, with and without this one."""
     problem: str
     """Reason why the older release with only this change cannot serve the load; empty if it can."""
 

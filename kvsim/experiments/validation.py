@@ -207,9 +207,7 @@ def _of_release(policy: Policy, release: str, name: str) -> Policy:
 
 
 def _clocks(times: StepTimeModel, recording: Recording) -> tuple[ClockError, ...]:
-    """Return the errors of `times` with the recorded schedule, as `Validation.clocks` describes them; empty for a
-    custom model of step times.
-    """
+    """Return the errors of `times` with the recorded schedule; see `Validation.clocks`. Empty for a custom model."""
     coefficients = times.times if isinstance(times, WatchedProfile) else times
     if not isinstance(coefficients, Roofline):
         return ()

@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 
 def write_azure(workload: Workload, path: str | os.PathLike[str]) -> Path:
-    """Write a CSV file in the format of Azure's traces. Times are rounded to 100 ns and begin at 1970, because the date
-    is unknown.
-    """
+    """Write a CSV file in the format of Azure's traces. Times are rounded to 100 ns and begin at 1970."""
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
 
     def lines() -> Iterator[str]:

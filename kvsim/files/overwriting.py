@@ -26,9 +26,7 @@ from kvsim.files.json_text import parse
 from kvsim.files.marks import maker_of
 
 _DESCRIBED_BYTES = 1 << 20
-"""Largest number of bytes that are read of a changed `meta.json`, of an event log's first line, or of the text file
-that describes a figure.
-"""
+"""Most bytes that are read of a changed `meta.json`, a log's first line, or the text that describes a figure."""
 _RECORDING_FILES = frozenset((META, *(f"{name}.parquet" for name in TABLES)))
 _REPORT = "report.html"
 _EXPORT_STEMS = frozenset(("requests", "steps", "schedule", "memory", "pool"))

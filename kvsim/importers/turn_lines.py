@@ -29,9 +29,7 @@ class TurnLines:
     pause_s: list[float] = field(default_factory=list)
     """Seconds from the end of all requests for which it waits until it is sent."""
     history_tokens: list[int] = field(default_factory=list)
-    """Number of tokens of request `after` that its prompt repeats: `WHOLE` for its prompt and its output, 0 without
-    such a request.
-    """
+    """Tokens of request `after` that its prompt repeats: `WHOLE` for prompt and output, 0 without such a request."""
     also_after: list[list[int]] = field(default_factory=list)
     """Indices of further requests for which it waits."""
     _index_of: dict[str, int] = field(default_factory=dict)

@@ -35,9 +35,7 @@ class Grouping:
     """True if there is one group, and its layers may have pages of different sizes. Each layer then has a tensor."""
 
     def bytes_per_block(self, layers: range) -> int:
-        """Return the number of bytes that one block id takes on a GPU that has the layers with indices in `layers`; 0
-        if there are none.
-        """
+        """Return the bytes of one block id on a GPU with the layers of the indices `layers`; 0 if there are none."""
         mine = [[index for index in group if index in layers] for group in self.groups]
         if self.has_unequal_pages:
             return sum(self.specs[index].page_bytes for index in mine[0])

@@ -1,6 +1,4 @@
-"""Compute the number of blocks in an engine's memory, the longest sequence that fits, and the number of sequences that
-fit at the same time.
-"""
+"""Compute the blocks in an engine's memory, the longest sequence that fits, and how many fit at once."""
 
 from __future__ import annotations
 
@@ -59,9 +57,7 @@ class CachePlan:
         return self.layout.blocks_for(num_tokens, self.settings.max_num_batched_tokens)
 
     def longest_sequence(self) -> int:
-        """Return the number of tokens of the longest sequence that fits into the pool alone, at most `max_model_len`; 0
-        if none fits.
-        """
+        """Return the tokens, up to `max_model_len`, of the longest sequence that fits into the pool alone; or 0."""
         low, high = 0, self.settings.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -167,9 +163,7 @@ def _grouped(model: Model, settings: CacheSettings) -> tuple[KVCacheLayout, tupl
 
 
 def _too_long(plan: CachePlan, longest: int) -> str:
-    """Return the message for a `max_model_len` that does not fit. `longest` is the number of tokens that would fit; 0
-    if no sequence does.
-    """
+    """Return the message for a `max_model_len` that does not fit. `longest` is the number of tokens that fit, or 0."""
     needed = plan.blocks_for(plan.settings.max_model_len)
     remedy = f"--max-model-len {longest} would fit; " if longest else ""
     return (

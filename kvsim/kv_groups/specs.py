@@ -201,9 +201,7 @@ def _block_size(model: Model, settings: CacheSettings) -> int:
 
 
 def _attention(model: Model, layer: Layer, block_size: int) -> LayerSpec:
-    """Return the spec of an attention layer with blocks of `block_size` tokens. For a sliding window, they have at most
-    `BACKEND_BLOCK` tokens.
-    """
+    """Return an attention layer's spec for blocks of `block_size` tokens; with a window, at most `BACKEND_BLOCK`."""
     window, kind = None, CacheKind.FULL
     if isinstance(layer, SlidingWindow):
         # A window uses the smallest block, which is enlarged if pages must be equal.

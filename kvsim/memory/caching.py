@@ -45,9 +45,7 @@ _HIGHEST_ADDRESS = 1 << 47
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """Numbers of bytes and segments, over all pools: the current values in `torch.cuda.memory_stats`, such as
-    `allocated_bytes.all.current`.
-    """
+    """Numbers of bytes and segments of all pools, as `allocated_bytes.all.current` in `torch.cuda.memory_stats`."""
 
     allocated_bytes: int
     """Bytes of the blocks in use. PyTorch's `active_bytes` also counts freed blocks that another stream still uses."""

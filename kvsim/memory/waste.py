@@ -56,9 +56,7 @@ class SlotState(IntEnum):
 
 NUM_STATES = len(SlotState)
 HELD = (SlotState.TOKEN, SlotState.RESERVED, SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED)
-"""States of slots that live sequences have requested. `EXTERNAL` is not included, though rounding adds such slots to
-their allocations.
-"""
+"""States of slots that live sequences have requested, without `EXTERNAL` ones, which rounding adds."""
 
 
 def split_extent(
@@ -95,9 +93,7 @@ def split_extent(
 
 
 class SlotTotals(NamedTuple):
-    """Numbers of slots from which `states` computes the eight states. Each field is an integer, or an array of integers
-    for several moments.
-    """
+    """Numbers of slots from which `states` computes the eight states: integers, or arrays for several moments."""
 
     free: Any
     """Number of slots in no table, cached ones included."""

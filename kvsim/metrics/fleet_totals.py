@@ -31,7 +31,7 @@ class StoreTotals(NamedTuple):
     capacity_blocks: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetCounts:
     """Counts over all servers of a fleet, which the results of its single servers do not have."""
 

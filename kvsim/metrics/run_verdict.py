@@ -37,9 +37,7 @@ class RunVerdict:
     is_good: bool
     """True if all requests were served, no request was preempted, and no limit made requests wait."""
     limit: Limit | None
-    """Limit with the largest mean number of waiting requests; None if this number is small, or if the limits are
-    unknown; see `limit_of`.
-    """
+    """Limit with the most waiting requests on average; None if they are few or limits are unknown; see `limit_of`."""
     sentence: str
 
     def as_dict(self) -> dict[str, bool | str | None]:

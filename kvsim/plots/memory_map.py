@@ -40,9 +40,7 @@ def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
 COLORS = _table_of(THEMES["light"])
 """Colours (red, green, blue) of units on a light background, by the codes that `codes_of` returns."""
 _GOLDEN = (5**0.5 - 1) / 2
-"""Fractional part of the golden ratio. Its multiples modulo 1 are even and aperiodic, which avoids aliasing with
-patterns of the pool.
-"""
+"""Fractional part of the golden ratio, whose multiples modulo 1 are even and aperiodic, which avoids aliasing."""
 
 
 def memory_map(recording: Recording, **look: Unpack[Look]) -> Picture:
@@ -93,9 +91,7 @@ def shows_owners(recording: Recording) -> bool:
 
 
 def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
-    """Return the code of each unit, from which its colour follows: by its state and, if `owners` is not None, by the
-    hue of its owner.
-    """
+    """Return the code of each unit's colour: by its state and, unless `owners` is None, its owner's hue."""
     first = states * np.uint8(1 + NUM_HUES)
     if owners is None:
         return first

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
 
 def occupancy(*recordings: Recording, names: tuple[str, ...] = (), **look: Unpack[Look]) -> Picture:
-    """Draw the occupancy of the pool, the sequences in each step and the waiting requests over time, with a line for
-    each recording.
-    """
+    """Draw the occupancy of the pool, sequences per step and waiting requests over time, a line per recording."""
     names = names_for(recordings, names, MOST_LINES)
     summaries = []
     with drawn(aspect=0.85, **look) as picture:

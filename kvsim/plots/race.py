@@ -98,9 +98,7 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
 
 
 def answered(run: Recording, times_s: FloatArray) -> FloatArray:
-    """Return the share of the output tokens that were emitted by each of `times_s`, as if tokens were evenly spaced
-    from first to last.
-    """
+    """Return the share of the output tokens emitted by each of `times_s`, evenly spaced from first to last."""
     requests = run.requests
     done = ~np.isnan(requests.finished_s) & ~np.isnan(requests.first_token_s)
     begin_s, end_s = requests.first_token_s[done], requests.finished_s[done]

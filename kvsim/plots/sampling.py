@@ -35,9 +35,7 @@ def waste_of(recording: Recording) -> Waste:
 
 
 def counts_over_time(recording: Recording, name: str) -> tuple[FloatArray, IntArray]:
-    """Return `num_scheduled`, `running` or `waiting` over time, as two arrays: times in seconds from which a value
-    holds, and values.
-    """
+    """Return `num_scheduled`, `running` or `waiting` over time: times in seconds from which values hold, and values."""
     in_gaps = waste_of(recording).in_gaps
     assert in_gaps is not None
     return in_gaps.gaps.over_time(recording, name)

@@ -238,9 +238,7 @@ class RecordingBuilder:
         self._memory.add_units(self._seq, self._num_steps, MemoryKind.APPEND, request, position, blocks, group)
 
     def share_blocks(self, request: int, position: int, blocks: Sequence[int], group: int = 0) -> None:
-        """Record that `blocks` of a prefix hit were added to the request's block table of KV-cache group `group`, at
-        table index `position`.
-        """
+        """Record that `blocks` of a prefix hit were added to the request's table of `group`, at index `position`."""
         self._memory.add_units(self._seq, self._num_steps, MemoryKind.SHARE, request, position, blocks, group)
 
     def append_extent(

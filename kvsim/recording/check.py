@@ -154,9 +154,7 @@ def _check_first_rows(recording: Recording, file: Path) -> None:
 
 
 def _check_initial(recording: Recording, file: Path) -> None:
-    """Check the lists in `meta.json` of the units that were free or cached, and of the requests that were there, when
-    the recording began.
-    """
+    """Check the lists in `meta.json` of units and requests that were present when the recording began."""
     meta, pool = recording.meta, recording.meta.pool
     for name, units in (("initial_free", meta.initial_free), ("initial_cached", meta.initial_cached)):
         if units is None or pool.num_units is None:

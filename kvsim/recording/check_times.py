@@ -26,9 +26,7 @@ from kvsim.recording.rules import CLOCK_S, agree, require, require_of
 from kvsim.recording.tables import FloatArray, IntArray, MemoryKind, RequestStatus, TransferKind
 
 _OWN_READING_S = 0.01
-"""Largest number of seconds from the end of a step to an event of its output, if the recorder reads the clock
-separately for each event.
-"""
+"""Most seconds from a step's end to an event of its output, if each event has its own reading of the clock."""
 
 
 def check_clock(recording: Recording, folder: Path) -> None:

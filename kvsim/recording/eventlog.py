@@ -180,9 +180,7 @@ def _report_images(builder: RecordingBuilder, event: list[Any]) -> None:
 
 
 def _checked_row(builder: RecordingBuilder, request: int) -> int:
-    """Return `request` if such a request has arrived; otherwise raise an IndexError. A negative number would be a valid
-    Python index.
-    """
+    """Return `request` if it has arrived; otherwise raise an IndexError, also for negative numbers."""
     if not 0 <= request < builder.num_requests:
         raise IndexError(f"there is no request {shortened(request)}")
     return request

@@ -204,9 +204,7 @@ class GrowingSchedule(GrowingTable):
                 column.append(0)
 
     def fill_in(self, name: str, step: int, numbers: Mapping[int, int]) -> None:
-        """Set the column `name` in each row of `step` to the number of its request in `numbers`; to 0 if `numbers`
-        lacks the request.
-        """
+        """Set the column `name` in each row of `step` to its request's number in `numbers`, or else to 0."""
         column = self.columns[name]
         column.extend([0] * (len(self) - len(column)))
         for row in range(bisect_left(self._step, step), bisect_right(self._step, step)):

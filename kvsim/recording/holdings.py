@@ -44,9 +44,7 @@ class Residencies:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deaths:
-    """Memory rows that release extents. Exactly one of the fields is None. A value equal to the number of memory rows
-    means "never released".
-    """
+    """Memory rows that release extents, in exactly one of the fields. The number of memory rows means "never"."""
 
     by_birth_row: IntArray | None
     """Row that releases what each memory row allocates. None if units of one row may have different releases."""

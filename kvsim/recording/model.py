@@ -101,9 +101,7 @@ class Pool:
 
     @property
     def unit_slots(self) -> int:
-        """Number of slots in a unit. A slot is one token, or one byte if the KV-cache groups have layers that differ
-        from full attention.
-        """
+        """Number of slots in a unit: tokens or, if some KV-cache groups differ from full attention, bytes."""
         layout = self.layout
         return self.unit_tokens if layout is None else layout.unit_slots
 

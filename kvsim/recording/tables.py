@@ -405,9 +405,7 @@ class Memory(ColumnTable):
 
     @property
     def end_rows(self) -> IntArray:
-        """Indices of the rows that release whole tables. Of rows that release several tables of a request together, it
-        has only the last.
-        """
+        """Indices of rows that release whole tables; only the last one of rows for several tables of a request."""
         rows = np.flatnonzero((self.kind == MemoryKind.RELEASE) & (self.address == WHOLE_TABLE))
         if self.group is None or not len(rows):
             return rows
@@ -455,9 +453,7 @@ class Transfers(ColumnTable):
     kind: IntArray = column("uint8", names=TransferKind)
     request: IntArray = column("int32")
     server: IntArray = column("int32")
-    """Number of the other server: for a load, among the prefill servers; for a send, among the decode servers; -1 if it
-    is not known.
-    """
+    """Number of the other server, among prefill servers for a load, decode servers for a send; -1 if unknown."""
     begun_seq: IntArray = column("int64")
     """`seq` at which a load allocates its blocks; for a send, the `seq` of the output that ends the request. For a
     write, this is no `seq`, but its number among the writes of all servers, from 0.

@@ -34,9 +34,7 @@ class CachedImage(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class EncoderContents:
-    """Encoder cache over time. Arrays have one entry for each step, right after its scheduling, and one for the end of
-    the recording.
-    """
+    """Encoder cache over time. Arrays have an entry per step, right after its scheduling, and one for the end."""
 
     capacity_outputs: int
     """Limit for the number of encoder outputs in the cache."""

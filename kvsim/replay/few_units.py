@@ -70,9 +70,7 @@ class FewUnits:
         return self._renumbered(self._ledger.at(self._ops[begin:end]))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end) on the sample as one part, with its first operation's number. `end` is None
-        for all from `begin` on.
-        """
+        """Yield the operations [begin, end) on the sample as one part; see `Ledger.parts`."""
         yield begin, self.part(begin, self.num_ops if end is None else end)
 
     def at(self, ops: npt.NDArray[np.int32]) -> Part:

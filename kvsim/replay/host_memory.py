@@ -32,9 +32,7 @@ class HostSlots:
     is_loading: BoolArray
     """True for host blocks that a load is reading."""
     is_overwritten: BoolArray
-    """True for host blocks whose earlier contents were evicted for a store that begins in this step. False after the
-    step's output.
-    """
+    """True for host blocks with contents evicted for a store begun in this step. False after its output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

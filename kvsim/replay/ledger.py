@@ -100,9 +100,7 @@ class Ledger:
         return self._unfolded.part(ops, row, ops - self._before.take(row))
 
     def parts(self, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Part]]:
-        """Yield the operations [begin, end) in parts, each with its first operation's number. `end` is None for all
-        from `begin` on.
-        """
+        """Yield parts of the operations from `begin` to `end` (or the last), each with its first operation's number."""
         end = self.num_ops if end is None else end
         for first in range(begin, end, _OPS_AT_ONCE):
             yield first, self.part(first, min(first + _OPS_AT_ONCE, end))

@@ -94,9 +94,7 @@ class Progress:
         return np.where(exists, self._before[row] + self._tokens[row] * times, 0)
 
     def newest_step(self, requests: IntArray, steps: IntArray) -> npt.NDArray[np.int64]:
-        """Return, for each of `requests`, the last step in which it computes, up to and including its step in `steps`;
-        -1 for none.
-        """
+        """Return, for each of `requests`, the last step up to its step in `steps` in which it computes; -1 for none."""
         row, times, exists = self._newest(requests, steps)
         return np.where(exists, self._step[row] + times - 1, -1)
 

@@ -46,9 +46,7 @@ class Part:
     group: IntArray | None
     """Index of the KV-cache group of the table; None if the model has one group."""
     until: IntArray
-    """Row of `memory.parquet` in which an allocated extent is freed; the number of rows if it never is. It has no
-    meaning for other operations.
-    """
+    """Row of `memory.parquet` in which an allocated extent is freed, or the number of rows. Only for allocations."""
 
 
 class UnitAllocations(NamedTuple):

@@ -142,9 +142,7 @@ class Dispatcher:
         return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
 
     def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
-        """Look up the prefix hit of the prompt in `row` on each server, and store the hits until `choose` passes them
-        to the router.
-        """
+        """Look up the prefix hit of the prompt in `row` on each server, and store the hits for the router."""
         self._hits[row] = [server.hit_tokens(row) for server in servers]
 
     def choose(self, row: int, at_s: float, servers: Sequence[ServerProcess]) -> ServerProcess:

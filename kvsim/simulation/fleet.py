@@ -45,7 +45,7 @@ def in_turn(call: Callable[[Any, int], Result], common: Any, numbers: range) -> 
         yield call(common, number)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Fleet(FleetCounts):
     """Results of the servers of a fleet."""
 

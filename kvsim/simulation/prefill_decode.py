@@ -247,9 +247,7 @@ class PrefillDecodeRouter:
         return _Path(self._serve)
 
     def _serve(self, row: int, at_s: float) -> simpy.Event:
-        """Start to pass a request through the fleet. The value of the returned event is the time in seconds at which
-        the request ends.
-        """
+        """Start to pass a request through the fleet. The returned event's value is the time in seconds of its end."""
         return self._environment.process(self._run(row, at_s))
 
     def _run(self, row: int, at_s: float) -> Generator[simpy.Event, float, float]:

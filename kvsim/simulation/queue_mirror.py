@@ -86,9 +86,7 @@ class QueueMirror:
         return {before, number, after}
 
     def _compare(self, blocks: Records[Block], number: int) -> None:
-        """Check the engine's links of a block. With `reuses_first`, also check that it does not have a prefix if the
-        next block has none.
-        """
+        """Check the engine's links of a block and, with `reuses_first`, that blocks without a prefix come first."""
         before, after = self._previous[number], self._next[number]
         if (blocks[number].previous, blocks[number].next) != (before, after):
             raise IntegrityError(

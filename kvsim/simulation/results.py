@@ -384,9 +384,7 @@ def vllm_failures(engine: Engine) -> dict[str, int]:
 
 
 def rows_of(engine: Engine, begin: int = 0) -> npt.NDArray[np.int64]:
-    """Return the workload rows of the requests that the engine got, in the order in which it got them, without the
-    first `begin` ones.
-    """
+    """Return the workload rows of the requests that the engine got, from number `begin` on, in this order."""
     numbers = _field_at(engine.lines, "arrived", np.arange(begin, engine.state.num_submitted))
     return np.asarray(numbers - 1, np.int64)
 

@@ -145,9 +145,7 @@ class Setup:
         return has_users or self.workload.turns is not None
 
     def every(self, stride: int, first_row: int) -> Setup:
-        """Return the setup of a server that gets every `stride`-th request from `first_row` on. Equal prefixes keep
-        equal keys on all servers.
-        """
+        """Return the setup of a server with every `stride`-th request from `first_row` on. Prefixes keep their keys."""
         return replace(
             self,
             workload=self.workload.every(stride, first_row),

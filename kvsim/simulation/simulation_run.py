@@ -192,9 +192,7 @@ class SimulationRun:
 
     @property
     def idle_steps(self) -> tuple[int, ...]:
-        """Number of steps in which a data-parallel rank had no batch, one entry per rank; empty if ranks do not wait
-        for each other.
-        """
+        """Number of steps without a batch of each data-parallel rank; empty if ranks do not wait for each other."""
         return tuple(number for lockstep in self.locksteps for number in lockstep.num_idle_steps)
 
     def finish(self) -> list[Measured]:

@@ -85,9 +85,7 @@ class WaitingRanks:
         released.succeed()
 
     def _finish_step(self) -> None:
-        """Set the times of the step in which all ranks take part. If they check in this step and no rank has requests,
-        let all sleep instead.
-        """
+        """Set the times of the step of all ranks or, if they check in it and no rank has requests, let all sleep."""
         met, self._met = [self._met[number] for number in range(len(self.ranks))], {}
         if self._num_since_waking % self._check_interval_steps == 0 and not any(step.has_requests for step in met):
             self._awake = False

@@ -123,7 +123,7 @@ def test_servers_run_apart_as_on_one_clock(machine: Machine, spread: Spread, pol
     assert [repr(run.summary.as_dict()) for run in apart.servers] == [
         repr(run.summary.as_dict()) for run in together.servers
     ]
-    assert apart[1:] == together[1:]
+    assert replace(apart, servers=[]) == replace(together, servers=[])
     assert apart.most_duplicate_blocks > 0
     record_fleet(workload, policy, machine, behind("round-robin"), tmp_path / "apart", spread=spread)
     record_fleet(workload, policy, machine, behind(RoundRobin()), tmp_path / "together")

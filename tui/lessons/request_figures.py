@@ -24,9 +24,7 @@ _MOST_BLOCKS_LISTED = 12
 
 
 def request_figures(session: Session, name: str) -> dict[str, str]:
-    """Return the figures of the request with the id `name` at the current frame, by their names in captions; empty if
-    the id is unknown.
-    """
+    """Return the figures of request `name` at the current frame, by their names in captions; empty if unknown."""
     requests, replay = session.recording.requests, session.replay
     rows = np.flatnonzero(requests.id == name)
     if not len(rows):

@@ -139,9 +139,7 @@ def timetable(session: Session, end_s: float, clock_s: float, width: int, symbol
 
 
 def _time_axis(end_s: float, clock_s: float | None, room: int, pen: Pen) -> list[Segment]:
-    """Return the times at both ends of the axis and, unless `clock_s` is None, the clock's time at its column, possibly
-    over an end.
-    """
+    """Return the times at both ends of the axis and, unless `clock_s` is None, the clock's, possibly over an end."""
     end = duration(end_s)
     line = "0".ljust(room - len(end)) + end
     if clock_s is None:

@@ -177,9 +177,7 @@ class Canvas:
         return int(units[0]) if len(units) else unit
 
     def draw(self, top: int, height: int) -> KeyArray:
-        """Return the character keys of `height` lines, or fewer at the picture's end, from line `top` on: shape (lines,
-        characters).
-        """
+        """Return the character keys of up to `height` lines of the picture from `top` on: shape (lines, characters)."""
         tiling, per_character = self.tiling, self.lines_per_character
         begin, end = top * per_character, min((top + height) * per_character, tiling.height)
         line = np.arange(begin, max(end, begin))

@@ -109,9 +109,7 @@ def legend_entries(
 def owner_entries(
     session: Session, symbols: Symbols, style: Style, shows: Callable[[int], bool], scale: str
 ) -> list[list[Segment]]:
-    """Return the legend of owners: states in the bars, shared units, the followed request, then the scale of the bars
-    in words, `scale`.
-    """
+    """Return the legend of owners: states in bars, shared units, the followed request, then `scale` in words."""
     caches = session.recording.meta.prefix_caching
     states = [_state(SlotState.TOKEN), *_waste_entries([session]), _state(SlotState.RESERVED)]
     states += [((SHARED,), _shared_words(session))] if caches else []

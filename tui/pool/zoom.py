@@ -99,9 +99,7 @@ class Zoom:
         return self._heading + self.size_in_title(cell, width)
 
     def size_in_title(self, cell: str, width: int) -> str:
-        """Return the words `cell` on the size of a cell, as they follow the heading of one of several pools; empty if
-        there is no room.
-        """
+        """Return the words `cell` on the size of a cell, to follow a pool's heading; empty if there is no room."""
         room = width - max(self._longest, len(self._heading or ""))
         texts = (f": 1 cell = {cell}", f": {cell.partition(',')[0]} a cell")
         return next((text for text in texts if len(text) <= room), "")

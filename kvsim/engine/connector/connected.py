@@ -66,9 +66,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) -> bool:
-    """Allocate blocks for the `num_tokens` tokens of a waiting sequence after its first `computed`. Return False if the
-    pool has too little room.
-    """
+    """Allocate blocks for `num_tokens` tokens of a waiting sequence after its first `computed`; False without room."""
     if not external_kv.admit(engine, sequence, computed, num_tokens):
         return False
     _record_allocation(engine, sequence, engine.connector.state.num_external)

@@ -156,9 +156,7 @@ class CachedBlocks:
             self._rank_again(cached)
 
     def tokens_below(self, key: int) -> int:
-        """Return the number of tokens in the cached blocks that continue the prefix `key`. Blocks that hold the same
-        prefix are counted once.
-        """
+        """Return the number of tokens in cached blocks that continue the prefix `key`. Equal prefixes count once."""
         if self._below is None:
             self._below = {}
             # Longest prefixes first, so that all continuations of a prefix are counted before it.

@@ -99,9 +99,7 @@ class CustomRules:
     """The rules of a custom policy for one engine. The policy's methods get this object as their argument `step`."""
 
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
-        """Create the policy's allocator of `num_units` units, if it has one. If `eviction` is given, it replaces the
-        policy's eviction rule.
-        """
+        """Create the policy's allocator of `num_units` units, if any. `eviction` replaces the policy's eviction."""
         self.policy = policy
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
         """Units of the policy's allocator; None if it has no allocator."""
@@ -215,9 +213,7 @@ class CustomRules:
         return sequence
 
     def choose_evicted(self, engine: Engine) -> int:
-        """Return the id of the block to evict: by optimal eviction if it is on, else by the policy's rule if there is
-        one, else by vLLM's rule.
-        """
+        """Return the id of the block to evict: by optimal eviction if it is on, else the policy's or vLLM's rule."""
         if self._eviction is not None:
             return self._eviction.choose_evicted(engine)
         if self._cached is None:

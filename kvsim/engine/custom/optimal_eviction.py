@@ -46,9 +46,7 @@ class OptimalEviction:
         self._preempted_keys: set[int] = set()
         """Keys that the preempted requests in the queue can hit."""
         self._keys_computed_at = (-1, -1)
-        """Value of (`State.num_scheduled`, `State.num_preempted`) for which `_preempted_keys` was computed; (-1, -1) if
-        it never was.
-        """
+        """(`State.num_scheduled`, `State.num_preempted`) of the `_preempted_keys`; (-1, -1) if never computed."""
 
     def choose_evicted(self, engine: Engine) -> int:
         """Return the id of the free block to evict, and remove it from the candidates."""
@@ -121,9 +119,7 @@ class OptimalEviction:
         heappush(self._free, (-use, -end, block, key))
 
     def _next_use_and_end(self, engine: Engine, block: int, key: int) -> tuple[int, int]:
-        """Return the position of a block's next use in the order of admission, or `NEVER`, and the number of tokens up
-        to the block's end.
-        """
+        """Return a block's next use in the order of admission, or `NEVER`, and the number of tokens up to its end."""
         use = NEVER if len(self._blocks_of[key]) > 1 else self._next_use(engine, key)
         return use, self._end_tokens[block]
 

@@ -77,9 +77,7 @@ def _start_loads(engine: Engine) -> None:
 
 @part
 def poll(engine: Engine) -> None:
-    """Report the copies that have ended by the host's clock: first stores, then loads. Do nothing if the caller reports
-    the ends of copies.
-    """
+    """Report the copies that ended by the host's clock, stores first. Do nothing if the caller reports their ends."""
     if engine.host.settings.is_timed:
         _report_ended(engine, False)
         _report_ended(engine, True)

@@ -98,9 +98,7 @@ def rows_of_loads(policy: Policy, num_units: int, num_requests: int, width: int,
 
 
 def rows_of_table(width: int) -> int:
-    """Return the largest number of rows of the recording's memory table that a step writes for a sequence with `width`
-    block-table entries.
-    """
+    """Return the most rows of the memory table that a step writes for a sequence with `width` block-table entries."""
     return 3 * width + 2
 
 
@@ -150,9 +148,7 @@ def host_tier(
 
 
 def _settings_of_tier(cache: PagedSettings, block_bytes: int, num_layers: int, *, compiled: bool) -> HostSettings:
-    """Return the settings of the second tier, except for `is_timed` and those of its size. A block is copied in one
-    piece per layer.
-    """
+    """Return the second tier's settings, without `is_timed` and its size. A block is copied in one piece per layer."""
     settings = make_one(HostSettings, compiled=compiled)
     settings.adaptive = cache.kv_offloading_eviction is Eviction.ARC
     settings.prompt_only = cache.kv_offloading_prompt_only

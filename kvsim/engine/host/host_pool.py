@@ -138,9 +138,7 @@ def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequ
 
 @part
 def store(engine: Engine, key: int) -> int:
-    """Allocate a slot, of which at least one must be free, to store `key`, which no host block holds yet. Return the
-    index of the host block.
-    """
+    """Allocate one of the free slots to store `key`, which no host block holds. Return the index of the host block."""
     tier = engine.host
     state = tier.state
     ghost = _find_with_ghosts(engine, key)

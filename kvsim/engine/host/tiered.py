@@ -24,9 +24,7 @@ from kvsim.engine.state import LOADING, Engine, table_of
 
 @part
 def use_load(engine: Engine, sequence: Sequence) -> bool:
-    """Return False while the KV of a waiting sequence is being loaded. Once the load has ended, put the loaded blocks
-    into the prefix cache.
-    """
+    """Return False while a waiting sequence's KV is being loaded. Then put the blocks into the prefix cache."""
     if sequence.status != LOADING:
         return True
     if engine.host.sequences[sequence.number].num_jobs > 0:
@@ -74,9 +72,7 @@ def awaits_transfers(engine: Engine) -> bool:
 
 @part
 def after_schedule(engine: Engine) -> None:
-    """Begin stores of the blocks that the step just scheduled fills. Cancel the reservations of blocks for prompts that
-    the step completes.
-    """
+    """Begin stores of the blocks that the scheduled step fills. Cancel reservations for prompts that it completes."""
     state = engine.state
     external_kv.record_step(engine, state.num_in_batch + state.num_preempted + state.num_swapped_in > 0)
     offload.end_step(engine)

@@ -44,9 +44,7 @@ class ObjectCode(NamedTuple):
 
 @cache
 def target() -> str:
-    """Return an identifier of this processor and of llvmlite's version. Machine code is valid only if both are the
-    same as when it was generated.
-    """
+    """Return an identifier of this processor and llvmlite's version, without which machine code is not valid."""
     features = sha256(_features().encode()).hexdigest()[:8]
     return f"{llvm.get_process_triple()}-{llvm.get_host_cpu_name()}-{features}-{llvmlite.__version__}"
 

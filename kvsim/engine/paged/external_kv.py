@@ -103,9 +103,7 @@ def record_step(engine: Engine, has_effect: bool) -> None:
 
 @part
 def before_update(engine: Engine, launched: int) -> None:
-    """Free the blocks that were kept until the output of the oldest step in flight. `launched` is the index of this
-    step in `Engine.launched`.
-    """
+    """Free the blocks kept until the output of the oldest step in flight: number `launched` in `Engine.launched`."""
     external, num_freed = engine.external, 0
     state = external.state
     state.num_updates += 1

@@ -126,9 +126,7 @@ def _keeps_all(layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, 
 def keeps_only_some(
     layout: KVCacheLayout, group: KVCacheGroup, rules: ReleaseRules, retention_tokens: int | None
 ) -> bool:
-    """Tell whether some full blocks of a group are never put into the prefix cache. For `retention_tokens`, see
-    `records_of_groups`.
-    """
+    """Tell whether some full blocks of a group are never cached. For `retention_tokens`, see `records_of_groups`."""
     if _keeps_all(layout, group, rules, retention_tokens):
         return False
     return retention_tokens is not None or layout.keeps_only_some(group)

@@ -196,9 +196,7 @@ def _blocks_at_hit_end(engine: Engine, group: int) -> int:
 
 @part
 def _is_before_segment_end(engine: Engine, group: int, index: int, segment_tokens: int) -> bool:
-    """Tell whether a hit that ends at a multiple of `segment_tokens` needs the block in entry `index` of a group with a
-    sliding window.
-    """
+    """Tell whether a hit that ends at a multiple of `segment_tokens` needs block `index` of a group with a window."""
     record, run = engine.groups[group], _blocks_at_hit_end(engine, group)
     per, place = segment_tokens // record.block_size, index - (1 if record.drops_hit else 0)
     return run >= per or (place >= 0 and place % per >= per - run)

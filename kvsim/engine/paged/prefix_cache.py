@@ -24,9 +24,7 @@ _SPREAD = -7046029254386353131
 
 @part
 def find(engine: Engine, key: int) -> int:
-    """Return the first block that entered the hash table with `key` and is still there, in use or free; `NO_BLOCK` if
-    there is none.
-    """
+    """Return the earliest block with `key` that is still in the hash table, in use or free; or `NO_BLOCK`."""
     block = engine.buckets[bucket_of(engine, key)].first
     while block != NO_BLOCK and engine.blocks[block].key != key:
         block = engine.blocks[block].next_in_bucket

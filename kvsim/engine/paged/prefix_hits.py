@@ -104,9 +104,7 @@ def _find_kind(engine: Engine, sequence: Sequence, first: int, current: int, lim
 
 @part
 def _allow_drops(engine: Engine) -> None:
-    """Let each kind of layers leave out its last hit block once from now on. Called at the start of a lookup,
-    and again by `_find_kind`.
-    """
+    """Let each kind of layers leave out its last hit block once. Called as a lookup starts and by `_find_kind`."""
     if engine.settings.drops_last_hit:
         for group in range(engine.settings.num_groups):
             engine.groups[group].has_dropped_hit = False

@@ -95,9 +95,7 @@ class PrefixKeys:
 
 
 def knows_prefixes(workload: Workload) -> bool:
-    """Tell whether a workload has data by which equal prefixes can be recognized: token ids, hashes, turns, images or
-    named prefixes.
-    """
+    """Tell whether a workload's equal prefixes can be found: by token ids, hashes, turns, images or named prefixes."""
     known = workload.prompt_token_ids is not None or len(workload.prompt_hashes.values) > 0
     known |= workload.turns is not None or workload.images is not None
     return known or bool((workload.prefix_group >= 0).any())

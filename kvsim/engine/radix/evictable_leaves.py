@@ -66,9 +66,7 @@ def goes_first(engine: Engine, node: int, other: int) -> bool:
 
 @part
 def _rise(engine: Engine, node: int, place: int) -> None:
-    """Put `node` at the empty index `place` of the heap. While the parent there is evicted later, move the parent down
-    and the node up.
-    """
+    """Put `node` at the empty index `place` of the heap, and move it up past the parents that are evicted later."""
     nodes, leaves = engine.radix.nodes, engine.radix.leaves
     while place > 0 and goes_first(engine, node, leaves[(place - 1) // 2]):
         leaves[place] = leaves[(place - 1) // 2]

@@ -22,13 +22,9 @@ CONTINUE, NO_TOKEN, OTHER = range(3)
 - `OTHER`: stop, because another budget is used up.
 """
 _IGNORE_EOS_RESERVE_TOKENS = 1
-"""Number of slots that must stay free for each request that has not ended, if requests ignore stop tokens; see
-`_add_one_req_ignore_eos`.
-"""
+"""Slots that stay free for each unfinished request if requests ignore stop tokens; see `_add_one_req_ignore_eos`."""
 _SHORT_OF_MEMORY, _OVER_BUDGET = -1, 0
-"""Results of `_select_prefill_admission` for a request that does not fit. They lead to the verdicts `NO_TOKEN` and
-`OTHER`, respectively.
-"""
+"""Results of `_select_prefill_admission` for a request that does not fit: the verdicts `NO_TOKEN` and `OTHER`."""
 
 
 @part
@@ -83,9 +79,7 @@ def _num_reachable(engine: Engine) -> int:
 
 @part
 def _rem_window_tokens(engine: Engine) -> int:
-    """Return the number of window slots, free or evictable from the tree, minus those that the requests admitted in
-    this pass need.
-    """
+    """Return how many window slots are free or evictable, minus those that requests admitted in this pass need."""
     radix = engine.radix.state
     reachable = (radix.num_free_windows + radix.num_cached_windows) * engine.settings.unit_tokens
     return reachable - radix.window_offset

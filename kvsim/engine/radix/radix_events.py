@@ -27,9 +27,7 @@ def leaf(engine: Engine, node: Node) -> None:
 
 @part
 def window(engine: Engine, node: Node) -> None:
-    """Record the pages of a node whose window slots are evicted. If the whole node is evicted, this event comes after
-    that of `leaf`.
-    """
+    """Record the pages of a node whose window slots are evicted; after `leaf`, if the whole node is evicted."""
     _write_node(engine, WINDOW, node)
 
 

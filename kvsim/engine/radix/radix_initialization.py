@@ -50,9 +50,7 @@ _MOST_ENTRIES = 1 << 28
 _EVENTS_BESIDE_PAGES = 1 << 12
 """Number of events in one step for which there is room, besides the events about pages."""
 MOST_ROWS_OF_PAGE = 4
-"""Largest number of rows of the recording's memory table that a step writes about one page: eviction, release,
-allocation, and replacement.
-"""
+"""Most rows of the memory table that a step writes about a page: eviction, release, allocation, replacement."""
 ROWS_OF_HITS = 1 << 20
 """Room for rows of the memory table about one step's hits: one for each range of consecutive hit pages."""
 
@@ -158,9 +156,7 @@ def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str,
 
 
 def _empty_tree(num_pages: int, *, compiled: bool) -> Any:
-    """Return `RadixTables.nodes` for a tree with only the root, and room for as many nodes as device and host have
-    pages (`num_pages`).
-    """
+    """Return `RadixTables.nodes` for a tree of only the root, with room for a node per page of device and host."""
     nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     return nodes

@@ -305,9 +305,7 @@ def _replace_from_node(engine: Engine, sequence: Sequence, node: int, begin: int
 
 @part
 def _replace_run(engine: Engine, sequence: Sequence, node: int, begin: int, end: int, has_windows: bool) -> None:
-    """Free a request's pages [begin, end), with their window slots if `has_windows`, and replace them in its row by the
-    pages of a node.
-    """
+    """Free a request's pages [begin, end), also of windows if `has_windows`; a node's pages replace them."""
     rows, row = engine.radix.rows, sequence.place * engine.radix.settings.row_pages
     if begin == end:
         return

@@ -170,9 +170,7 @@ def _slide_in_decode(engine: Engine, first: int, num_seqs: int) -> None:
 
 @part
 def slide(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Free the window slots that the tokens after a request's first `num_tokens` tokens do not read, except those of
-    pages in the tree.
-    """
+    """Free the window slots not read by tokens after a request's first `num_tokens`, except pages in the tree."""
     unit, holding = engine.settings.unit_tokens, engine.radix.holdings[sequence.number]
     window = engine.radix.settings.window_tokens
     if num_tokens - window < holding.freed_window_tokens + 1:
@@ -252,9 +250,7 @@ def cache_prefill(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def release_kv_cache(engine: Engine, sequence: Sequence, is_insert: bool) -> None:
-    """Free the row of a request, its locks, and its pages outside the tree. With `is_insert`, first insert its computed
-    tokens into the tree.
-    """
+    """Free a request's row, locks and pages outside the tree. With `is_insert`, first insert its computed tokens."""
     radix, holding, owned = engine.radix, engine.radix.holdings[sequence.number], sequence.computed
     assert owned <= sequence.num_tokens
     if is_insert:

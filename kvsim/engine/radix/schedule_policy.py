@@ -13,9 +13,7 @@ from kvsim.engine.records import NEVER, Sequence
 from kvsim.engine.state import Engine
 
 _MOST_SORTED_BY_PREFIX = 128
-"""Largest number of waiting requests for which `LPM` and `HRRN` match prefixes and sort. If there are more, the queue
-keeps its order of arrival.
-"""
+"""Most waiting requests for which `LPM` and `HRRN` match and sort. With more, the queue is in order of arrival."""
 _MOST_TOUCHED = 128
 """Largest number of waiting requests for which `_touch_waiting_prefixes` matches prefixes."""
 _LARGEST_RATIO = 1e300

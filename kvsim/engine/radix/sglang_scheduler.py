@@ -116,9 +116,7 @@ def num_with_rows(engine: Engine) -> int:
 
 @part
 def is_stalled(engine: Engine) -> bool:
-    """Tell whether the run cannot continue: the head of the queue is not admitted although no request runs, and no step
-    or copy is in progress.
-    """
+    """Tell whether the run cannot continue: no request runs or is admitted, and no step or copy is in progress."""
     state = engine.state
     if state.num_running > 0 or state.num_waiting == 0 or state.num_in_flight > 0 or tree_copies.has_copies(engine):
         return False
@@ -128,9 +126,7 @@ def is_stalled(engine: Engine) -> bool:
 
 @part
 def _reset_ratio(engine: Engine) -> None:
-    """Reset `RadixState.ratio`, by which answers are estimated, if no request, step or copy is left. Called in a pass
-    without a batch.
-    """
+    """Reset `RadixState.ratio`, by which answers are estimated, in a pass without a batch, request, step or copy."""
     state, radix = engine.state, engine.radix.state
     has_requests = state.num_running > 0 or state.num_waiting > 0 or radix.chunked != NOT_CHUNKED
     if state.num_in_flight == 0 and not has_requests and not tree_copies.has_copies(engine):
@@ -179,9 +175,7 @@ def _run_batch(engine: Engine, mode: int) -> None:
 
 @part
 def get_next_batch_to_run(engine: Engine) -> int:
-    """Choose the batch of a pass and allocate its slots, except those of a decode. Return the kind of the batch (see
-    `radix_records.NO_BATCH`).
-    """
+    """Choose a pass's batch and allocate its slots, except for a decode. Return its kind, such as `NO_BATCH`."""
     state, radix = engine.state, engine.radix.state
     _process_pending_chunked_abort(engine)
     if tree_copies.has_host_tier(engine):
@@ -215,9 +209,7 @@ def _process_pending_chunked_abort(engine: Engine) -> None:
 
 @part
 def _merge_last_batch(engine: Engine) -> None:
-    """Append requests of the last prefill to the running batch: all that still run, except for the request in the
-    middle of its prompt.
-    """
+    """Append the last prefill's requests that still run to the running batch, except the one in mid-prompt."""
     state, radix = engine.state, engine.radix.state
     radix.runs_last = False
     if radix.last_mode not in (EXTEND, MIXED):

@@ -16,9 +16,7 @@ from kvsim.engine.reserved.extents import NO_HOLE
 from kvsim.engine.state import BUDDY, Engine
 
 FIXED, DOUBLING = range(2)
-"""Rules for the length of a reservation. `FIXED`: it does not change. `DOUBLING`: it is doubled whenever it is full, up
-to `max_model_len`.
-"""
+"""Rules for the length of a reservation. `FIXED`: constant. `DOUBLING`: doubled when full, to `max_model_len`."""
 
 
 @part
