@@ -38,9 +38,7 @@ _LIST = "list"
 """Value of --lesson if no number is given, which lists the lessons."""
 _PORT = 8000
 _FEW_REQUESTS = 1_000
-"""Largest number of requests of a run that is interpreted, because a person waits for it. If machine code is on disk,
-the run may be compiled anyway.
-"""
+"""Most requests of an interpreted run, for which a person waits. With machine code on disk, it may be compiled."""
 
 
 @click.command("tui", cls=ServedCommand)

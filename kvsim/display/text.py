@@ -131,9 +131,7 @@ def _written_out(character: re.Match[str]) -> str:
 
 
 def in_full(value: Any) -> str:
-    """Format `value` completely. For dataclasses, also within lists and tuples, list every field with `repr=True`, even
-    if their `__repr__` is shorter.
-    """
+    """Format `value` completely: of dataclasses, also within lists and tuples, every field with `repr=True`."""
     if isinstance(value, (float, int, str)):
         return repr(value)
     if is_dataclass(value) and not isinstance(value, type):

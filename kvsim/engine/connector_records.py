@@ -53,9 +53,7 @@ class ConnectorState:
     """Number of blocks that have failed to load and have not been reported."""
     num_errors: int = 0
     num_fetched: int = 0
-    """Number of leading entries of `ConnectorTables.loads` whose loads `transfers.begin` has put on the link. Reset
-    when the caller reads the entries.
-    """
+    """Number of leading `ConnectorTables.loads` that `transfers.begin` has put on the link. Reset by their reader."""
     num_fetched_blocks: int = 0
     """Number of blocks in all loads that have started on the link; 0 if `ConnectorSettings.is_timed` is False."""
     num_live: int = 0

@@ -252,9 +252,7 @@ class Driver:
         return slots
 
     def blocks_of_job(self, job: Job) -> list[int]:
-        """Return the ids of the GPU blocks that a copy reads or writes, in order. For a load, the list is empty if its
-        sequence no longer holds them.
-        """
+        """Return the ids of a copy's GPU blocks, in order; none for a load whose sequence no longer holds them."""
         if job.is_load:
             return self.blocks(job.sequence)[-job.num_blocks :]
         size, sources = self.engine.host.settings.blocks_per_slot, self.engine.host.sources

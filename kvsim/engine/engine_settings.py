@@ -30,9 +30,7 @@ class Settings:
     chunked_prefill: bool = False
     long_prefill_token_threshold: int = 0
     threshold_is_adaptive: bool = False
-    """True if the limit is the larger one of `long_prefill_token_threshold` and the step's budget divided by the number
-    of running and waiting sequences.
-    """
+    """True if the limit is at least the step's budget divided by the number of running and waiting sequences."""
     lone_prompt_is_limited: bool = False
     """True if `long_prefill_token_threshold` applies even if no other sequence runs or waits."""
     most_chunk_tokens: int = 0
@@ -105,9 +103,7 @@ class Settings:
     keeps_cached_whole: FeatureFlag = False
     """True if `keeps_images_whole` also applies to an image whose encoder outputs are cached."""
     aligns_before_images: FeatureFlag = False
-    """True if the scheduler first cuts a chunk to a block boundary, for recurrent states, and then plans its images.
-    False if it plans the images first.
-    """
+    """True if a chunk is cut to a block boundary, for recurrent states, before its images are planned, not after."""
     cuts_before_images: FeatureFlag = False
     """True if a chunk ends right before an image for which there is no room in the encoder cache. False if it ends
     `prompt_ahead_tokens` tokens earlier, because drafting reads these tokens after the chunk.

@@ -25,9 +25,7 @@ def send_out(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def bring_back(engine: Engine, sequence: Sequence, hit_tokens: int) -> None:
-    """Copy the swapped blocks of a sequence that is admitted again to the GPU, except those of its first `hit_tokens`
-    tokens. Then free its host blocks.
-    """
+    """Copy a readmitted sequence's swapped blocks, after `hit_tokens` tokens, to the GPU, and free its host blocks."""
     if sequence.parked_tokens > hit_tokens:
         num_hits = hit_tokens // engine.settings.unit_tokens
         engine.state.num_swapped_in += _num_blocks(engine, sequence.parked_tokens) - num_hits

@@ -25,17 +25,13 @@ class Demand:
 
     prompt: Column
     output: Column
-    """Number of output tokens after which the request ends: by a stop token, by its limit, or by the largest length of
-    a sequence (`max_model_len`).
-    """
+    """Number of output tokens after which the request ends: by a stop token, its limit or `max_model_len`."""
     limit: Column
     """Largest number of output tokens that the request allows. The scheduler knows it in advance."""
     priority: Column
     arrival_s: npt.NDArray[np.float64]
     keys: Ragged[np.int64]
-    """Keys of the full blocks of each prompt, for the prefix cache, equal for equal prefixes. The row of a request is
-    empty if its tokens are unknown.
-    """
+    """Keys of each prompt's full blocks for the prefix cache, equal for equal prefixes; none for unknown tokens."""
     adapter: Column | int = 0
     """Number of the request's adapter, from 1 on; 0 for none."""
     begins: Column | None = None

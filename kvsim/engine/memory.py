@@ -21,9 +21,7 @@ Engine: TypeAlias = Any
 """`state.Engine`. It is `Any` here because `state` imports this module."""
 
 SKIP, STOP = -1, -2
-"""Results of `find_prefix` in place of a number of tokens. `SKIP`: skip this sequence in this step. `STOP`: admit no
-further sequence in this step.
-"""
+"""Results of `find_prefix` in place of a number: `SKIP` this sequence in this step; `STOP` admitting in it."""
 
 
 @part
@@ -127,9 +125,7 @@ class MemoryManager:
     cached_units: Callable[[Engine], int] = _cached_units
     """Return the number of free units with a cached prefix."""
     free_windows: Callable[[Engine], int] = _none
-    """Return the number of units of SGLang's window pool that can be allocated: free ones, and those that only the
-    radix tree holds. 0 for other memory.
-    """
+    """Return the number of units of SGLang's window pool that are free or only in the tree; 0 for other memory."""
     cached_windows: Callable[[Engine], int] = _none
     """Return the number of units of SGLang's window pool that only the radix tree holds. 0 for other memory."""
     unusable_units: Callable[[Engine, Sequence], int] = _none_of

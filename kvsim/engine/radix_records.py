@@ -247,9 +247,7 @@ class RadixState:
     chunk_left: int = 0
     num_free_rows: int = 0
     num_held_rows: int = 0
-    """Number of requests admitted in this pass that already have a row in the request table, because earlier passes
-    have computed a part of their prompts.
-    """
+    """Number of requests admitted in this pass that have a row already, for parts of prompts computed before."""
     admitted_chunked: int = NOT_CHUNKED
     """Number of the request whose prompt is cut, among those admitted in this pass; `NOT_CHUNKED` if there is none."""
     num_needs: int = -1
@@ -429,9 +427,7 @@ class Holding:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Launch:
-    """Facts of SGLang's scheduler about one step in flight: the kind of its batch, the number of requests, and the
-    number of requests that it prefills.
-    """
+    """One step in flight in SGLang's scheduler: the kind of its batch, its requests, and those it prefills."""
 
     mode: Small = NO_BATCH
     num_seqs: Small = 0

@@ -140,9 +140,7 @@ class State:
     budget_left: int = 0
     """Number of tokens left of the step's budget, without those for drafting (`Settings.draft_budget_tokens`)."""
     prompt_token_limit: int = 0
-    """Limit for the tokens that the step being scheduled computes of one prompt (`long_prefill_token_threshold`); 0 if
-    only the budget limits them.
-    """
+    """Most tokens of one prompt in the step being scheduled (`long_prefill_token_threshold`); 0 for the budget."""
     has_chunk: bool = False
     """True if the step being scheduled computes a running sequence with `Sequence.is_chunk`."""
     has_prefill: bool = False
@@ -206,9 +204,7 @@ class State:
     rover: int = 0
     """Address after the extent that was allocated last. Next fit searches from there."""
     batch_is_open: bool = True
-    """True if sequences may still join the running batch. Used only if a whole batch must end before the next one is
-    admitted (`Settings.request_level`).
-    """
+    """True if sequences may still join the running batch. Used only with `Settings.request_level`."""
 
     # Totals of slots.
     written: int = 0
@@ -432,9 +428,7 @@ class Group:
     drops_hit: bool = False
     """True if the last hit block of this group is computed again, because the draft model has layers of its kind."""
     has_dropped_hit: bool = False
-    """True if the current lookup has already left out the group's last hit block (`drops_hit`). Reset whenever the hit
-    of all groups becomes shorter.
-    """
+    """True if this lookup has left out the group's last hit block (`drops_hit`). Reset when the hit gets shorter."""
     extra_tokens: int = 0
     """Number of tokens before the window that are kept, because the draft model may compute the last tokens again."""
     first_entry: int = 0

@@ -53,9 +53,7 @@ class Rules(Protocol):
         """Return the waiting sequence to admit next. There is at least one."""
 
     def choose_evicted(self, engine: Engine, /) -> int:
-        """Return the free block to allocate, which may hold a cached prefix. Called when the head of the free queue
-        holds one; the head is a valid answer.
-        """
+        """Return the free block to allocate, if the queue's head holds a cached prefix. The head is a valid answer."""
 
     def note_cached(self, engine: Engine, sequence: Sequence, group: int, index: int, /) -> None:
         """Observe that the block in entry `index` of a sequence's table in `group` was put into the prefix cache."""

@@ -223,9 +223,7 @@ class _Simulated:
         return int(timeline.row[steps[-1]]) if len(steps) else 0
 
     def steps_that_differ(self, other: _Simulated) -> dict[str, int]:
-        """Return, by kind of decision, the number of the first step in which it differs, in ascending order of steps.
-        Kinds that never differ are left out.
-        """
+        """Return, by kind of decision, the first step in which it differs, in ascending order; others are left out."""
         found = {}
         for name, ours in self._kinds().items():
             theirs = other._kinds()[name]

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from kvsim.recording.tables import FloatArray, IntArray
 
 MAX_REQUEST_TRACKS = 1000
-"""Largest number of requests that have a track each. With more requests, several share a track ("lane 0"), because the
-viewer is slow with many tracks.
-"""
+"""Most requests with a track each. More share tracks ("lane 0"), because the viewer is slow with many."""
 _ENGINE, _REQUESTS, _POOL, _HOST, _WINDOWS = 1, 2, 3, 4, 5
 _FIRST_COUNTER, _FIRST_REQUEST = 10, 1000
 _SEQUENCE = 1

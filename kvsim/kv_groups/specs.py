@@ -158,9 +158,7 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
 
 
 def check_length(model: Model, max_model_len: int | None) -> None:
-    """Raise a `UsageError` if vLLM does not serve `model` with sequences of `max_model_len` tokens. None, for a length
-    that is not set, is accepted.
-    """
+    """Raise a `UsageError` if vLLM does not serve `model` with `max_model_len` tokens. None, not set, is accepted."""
     longest = model.max_position_embeddings
     if max_model_len is not None and whole_number("max_model_len", max_model_len) > longest:
         raise UsageError(
@@ -170,9 +168,7 @@ def check_length(model: Model, max_model_len: int | None) -> None:
 
 
 def check_block_size(model: Model, block_size: int | None) -> None:
-    """Raise a `UsageError` if vLLM has no attention kernel for `model` with blocks of `block_size` tokens. None, for a
-    size that is not set, is accepted.
-    """
+    """Raise a `UsageError` if vLLM has no attention kernel for `model` with this `block_size`. None is accepted."""
     least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
     if block_size is not None and model.attention_layers and whole_number("block_size", block_size) % least:
         raise UsageError(

@@ -226,9 +226,7 @@ class _CachedTimes(NamedTuple):
         return cls(keys, np.sort(prefix * moments.span + filled), evicted, moments.span)
 
     def at(self, keys: IntArray, moment: int) -> npt.NDArray[np.bool_]:
-        """Return True for each of `keys` that is in the cache right before `moment`: until then, it entered the cache
-        more often than it was evicted.
-        """
+        """Return True for each of `keys` in the cache right before `moment`: entered more often than evicted."""
         if not len(self.keys):
             return np.zeros(len(keys), np.bool_)
         prefix = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)

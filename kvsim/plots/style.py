@@ -42,9 +42,7 @@ class Medium:
 
     width_in: float
     stretch: float
-    """Factor on the height of a figure, compared with a web figure of equal width. It is above 1 where letters are
-    larger in relation to the width.
-    """
+    """Factor on a figure's height, compared with a web figure of equal width; above 1 where letters are larger."""
     font_pt: float
     line_pt: float
     dpi: int

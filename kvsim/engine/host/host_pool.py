@@ -168,9 +168,7 @@ def _prefers_recent(engine: Engine, length: int) -> bool:
 
 @part
 def _evict(engine: Engine, which_list: int) -> None:
-    """Evict the first block in list number `which_list` that is idle and not marked by `spare`. With ARC, remember the
-    key of the block by a ghost.
-    """
+    """Evict the first idle block in list `which_list` not marked by `spare`. With ARC, its key stays as a ghost."""
     tier = engine.host
     state, block = tier.state, tier.blocks[which_list].next
     while tier.blocks[block].readers != 0 or tier.blocks[block].spared_in == state.num_sparings:

@@ -42,9 +42,7 @@ def is_known(release: str = numba.__version__) -> bool:
 
 
 class PartLibrary(JITCodeLibrary):
-    """LLVM code of one part (a function of the engine), with references to the parts that it calls. It never runs by
-    itself: `EntryLibrary` links it.
-    """
+    """LLVM code of one part (a function of the engine), with references to others. `EntryLibrary` links it."""
 
     def __init__(self, codegen: Any, name: str) -> None:
         CodeLibrary.__init__(self, codegen, name)

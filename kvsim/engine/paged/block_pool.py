@@ -48,9 +48,7 @@ def least_recently_freed(engine: Engine) -> int:
 
 @part
 def touch(engine: Engine, block: int) -> bool:
-    """Add a reference to a cached block. Return True if a table contained the block before this call; otherwise it was
-    free, and leaves the free queue.
-    """
+    """Add a reference to a cached block. Return True if a table had it; otherwise it leaves the free queue."""
     state, is_shared = engine.state, engine.blocks[block].refs > 0
     if not is_shared:
         linked_list.remove(engine.blocks, block)

@@ -135,9 +135,7 @@ def frees_at_once(engine: Engine, sequence: Sequence) -> bool:
 
 @part
 def free(engine: Engine, sequence: Sequence) -> bool:
-    """Free the blocks of a sequence, if it has any. Return False if they stay in use until the outputs of steps in
-    flight are processed, else True.
-    """
+    """Free any blocks of a sequence. Return False if they stay in use until steps in flight are processed."""
     if sequence.num_units == 0:
         return True
     sequence.num_units = 0  # the sequence has no table from here on, even if its blocks are freed later
@@ -194,9 +192,7 @@ def num_reserved(engine: Engine) -> int:
 
 @part
 def _add_prefilling(engine: Engine, sequence: Sequence) -> None:
-    """Reserve blocks for the rest of a sequence's prompt until `end_prefilling` is called for the sequence. Do nothing
-    if they are reserved already.
-    """
+    """Reserve blocks, once, for the rest of a sequence's prompt, until `end_prefilling` is called for it."""
     external = engine.external
     record = external.sequences[sequence.number]
     if record.prefilling_place == 0:

@@ -29,9 +29,7 @@ _STORE, _LOAD = range(2)
 
 @part
 def begin_store(engine: Engine, node: int) -> None:
-    """Begin a copy of a node to the host. `start_stores` later sets the times of all copies that have begun. The node's
-    path stays locked until `finish`.
-    """
+    """Begin a copy of a node to the host. Its path stays locked until `finish`; `start_stores` sets its times."""
     radix = engine.radix.state
     tree_nodes.lock_for_copy(engine, node)
     _begin(engine, engine.radix.written[radix.num_storing], node, engine.radix.nodes[node].num_pages)
@@ -122,9 +120,7 @@ def kernels_begin_s(engine: Engine, gpu_s: float) -> float:
 
 @part
 def finish_ended(engine: Engine) -> None:
-    """End the copies that the scheduler finds ended. This must be called at the beginning of a pass. Do nothing if the
-    caller reports the ends of copies.
-    """
+    """End the copies found ended, at the beginning of a pass; none if the caller reports the ends of copies."""
     radix, settings = engine.radix.state, engine.radix.settings
     _wait_for_stores(engine)  # if the pass before has launched no step
     if settings.copies_end == IN_NEXT_PASS:

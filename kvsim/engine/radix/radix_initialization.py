@@ -40,9 +40,7 @@ _WRITE_POLICIES = {
     "write_back": records.WRITE_BACK,
 }
 _CACHE_AGNOSTIC = ("fcfs", "lof")
-"""Orders of the waiting queue (`--schedule-policy`) that do not depend on the prefix cache: first come, first served,
-and longest output limit first.
-"""
+"""Orders of the waiting queue (`--schedule-policy`) without the prefix cache: by arrival, or longest limit first."""
 _GIGA = 1e9
 _FIRST_COPY_ROWS = 1 << 14
 _MOST_ENTRIES = 1 << 28

@@ -33,9 +33,7 @@ def share(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
 
 @part
 def replace(engine: Engine, sequence: Sequence, begin: int, end: int) -> None:
-    """Record that a request frees the pages [begin, end) of its row as duplicates. A call of `share` then records the
-    pages of the tree that replace them.
-    """
+    """Record pages [begin, end) of a request's row as freed duplicates. `share` then records those of the tree."""
     _write_row(engine, _RELEASE, sequence, begin, end)
 
 

@@ -239,9 +239,7 @@ def end_of(engine: Engine, node: int) -> int:
 
 @part
 def find_child(engine: Engine, sequence: Sequence, depth: int) -> int:
-    """Return the node that continues the path of a request's first `depth` pages, which the tree must have, with its
-    next page; `ROOT` if there is none.
-    """
+    """Return the node with the next page after a request's first `depth` pages, which the tree has; or `ROOT`."""
     key = key_of(engine, sequence.number, depth)
     node = engine.buckets[bucket_of(engine, key)].first
     while node != ROOT and engine.radix.nodes[node].key != key:

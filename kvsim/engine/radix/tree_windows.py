@@ -96,9 +96,7 @@ def lock(engine: Engine, node: int) -> int:
 
 @part
 def unlock(engine: Engine, node: int, edge: int) -> None:
-    """Remove a lock from the windows of the nodes from `node` upwards: up to the node with this value of `Node.edge`,
-    or up to the root if `edge` is 0.
-    """
+    """Remove a lock from the windows of the nodes from `node` up to the one with this `Node.edge`; 0 for the root."""
     nodes, is_edge = engine.radix.nodes, engine.radix.settings.window_tokens == 0
     while node != ROOT and not is_edge:
         record = nodes[node]

@@ -18,9 +18,7 @@ NO_HOLE = -1
 
 @part
 def rounded_length(engine: Engine, num_slots: int) -> int:
-    """Return the length of the extent that is allocated if `num_slots` slots are requested. In a buddy allocator, it is
-    rounded up to a power of two.
-    """
+    """Return the length of the extent for `num_slots` requested slots: in a buddy allocator, a power of two."""
     if engine.settings.fit != BUDDY:
         return num_slots
     length = 1

@@ -83,9 +83,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def unusable_slots(engine: Engine, head: Sequence) -> int:
-    """Return the number of free slots, if they would suffice for `head`, the first request of the queue, but no hole is
-    long enough for it; otherwise 0.
-    """
+    """Return the number of free slots if they suffice for `head` of the queue, but no hole does; otherwise 0."""
     wanted, num_free = reservation(engine, head), engine.state.num_free
     if num_free < wanted or extents.find_hole(engine, extents.rounded_length(engine, wanted)) != NO_HOLE:
         return 0
