@@ -485,7 +485,7 @@ class Stage:
     free_s: float = 0.0
     """Time at which the stage has computed all launched steps, in seconds."""
     throttle: float = 0.0
-    """How far the power limit throttled the GPUs at `throttled_at_s`: from 0 (long rest) to 1 (long prefills)."""
+    """Degree of throttling by the power limit at `throttled_at_s`: 0 after a long rest, 1 after long prefills."""
     throttled_at_s: float = 0.0
     """Time at which `throttle` was last updated, in seconds."""
 

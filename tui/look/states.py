@@ -12,8 +12,6 @@ from kvsim.display.palette import DARK_GROUND, HUES_ON_DARK, HUES_ON_LIGHT, chan
 from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATES_ON_DARK, STATES_ON_LIGHT
 
-from .kinds import KINDS_ON_DARK, KINDS_ON_LIGHT
-
 _GLYPHS: Final = {
     SlotState.TOKEN: "█#",
     SlotState.RESERVED: "▒r",
@@ -51,7 +49,12 @@ class Palette:
     hues: tuple[str, ...]
     """Hues of owners. Successive hues differ in hue and in lightness, for colour-blind readers."""
     kinds: tuple[str, ...]
-    """Colours of the kinds of layers. Drawings in lessons also use them, for example for two caches."""
+    """Colours of the kinds of layers, none of which is the hue of a request.
+
+    In this order: full attention, two kinds with sliding windows, two kinds with recurrent states, other kinds.
+    Drawings in lessons use the first two for two caches or two routers, and the first for times, speeds and bytes of
+    weights.
+    """
     shared: str
     """Colour of shared units. If colour means the number of holders, it is the colour of the units with the most."""
     shared_by_two: str
@@ -90,7 +93,7 @@ LEAST_CONTRAST: Final = 1.65
 DARK: Final = Palette(
     states=STATES_ON_DARK,
     hues=HUES_ON_DARK,
-    kinds=KINDS_ON_DARK,
+    kinds=("#e4ebf5", "#18a8cc", "#8f9fc0", "#d9a441", "#a8743a", "#6d8a5a"),
     shared="#fff6dc",
     shared_by_two="#a37a35",
     aged="#5340b8",
@@ -105,7 +108,7 @@ DARK: Final = Palette(
 LIGHT: Final = Palette(
     states=STATES_ON_LIGHT,
     hues=HUES_ON_LIGHT,
-    kinds=KINDS_ON_LIGHT,
+    kinds=("#141a2c", "#0c84cc", "#7c8bab", "#b07d1e", "#7d5420", "#55704a"),
     shared="#6e4500",
     shared_by_two="#c99b4a",
     aged="#c9acf7",
