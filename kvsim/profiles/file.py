@@ -18,6 +18,7 @@ _LONGEST_S = 1e3
 """Largest valid coefficient in seconds. Steps take milliseconds, a compilation some minutes."""
 _LARGEST_SHAPE = 1e18
 _COEFFICIENTS = {
+    "sampling_share": (0.0, 1.0),
     "exposed_share": (0.0, 1.0),
     "shared_saving": (0.0, 1.0),
     "lone_share": (0.0, 1e3),
@@ -159,6 +160,7 @@ EXPLANATIONS = {
     "host_sequence_s": "host, per sequence, before the first kernel",
     "host_token_s": "host, per prompt token, before the first kernel",
     "new_sequence_s": "host, per sequence that joins the batch, before the first kernel",
+    "sampling_share": "share of the host's time per step and sequence that launches sampling, after the first kernel",
     "worker_step_s": "worker process, per step, before the first kernel",
     "worker_sequence_s": "worker process, per sequence, before the first kernel",
     "worker_token_s": "worker process, per prompt token, before the first kernel",

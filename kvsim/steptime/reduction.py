@@ -28,6 +28,7 @@ from kvsim.steptime.host_constants import (
     PREPARE_LAUNCHES,
     REQUEST_LAUNCHES,
     REQUEST_TOKEN_LAUNCHES,
+    SAMPLING_SHARE,
     SEQUENCE_LAUNCHES,
     STATE_TABLE_LAUNCHES,
     STATE_TABLE_SEQUENCE_LAUNCHES,
@@ -113,7 +114,8 @@ def reduce_ranks(card: Card, model: Model, *, num_processors: int = 132) -> Rank
     experts_s = float(np.interp(_SMALL_BATCH * model.data_parallel_size, GROUP_SIZES, seconds))
     asleep = replace(awake, step_s=awake.step_s + experts_s)
     own = on_machine(asleep, card.launch_s, card.factors, in_process=True)
-    own = replace(own, step_s=awake.step_s * card.factors.get("gpu", 1.0))
+    # Hosts of ranks wait for each other. How much of their time follows the first kernel was not measured.
+    own = replace(own, step_s=awake.step_s * card.factors.get("gpu", 1.0), sampling_share=0.0)
     host = own.turnaround_step_s / awake.turnaround_step_s
     exchanges = work.expert_layers * EXCHANGED_TENSORS * model.data_parallel_size
     return RankTimes(
@@ -433,6 +435,7 @@ def _host(launch_s: float, work: Work) -> dict[str, Any]:
         "request_token_s": REQUEST_TOKEN_LAUNCHES * launch_s,
         "host_step_s": WORKER_STEP_S if has_workers else prepare_s,
         "host_sequence_s": 0.0 if has_workers else (SEQUENCE_LAUNCHES + of_states) * launch_s,
+        "sampling_share": 0.0 if has_workers else SAMPLING_SHARE,
         "host_token_s": 0.0 if has_workers else TOKEN_LAUNCHES * launch_s,
         "new_sequence_s": NEW_SEQUENCE_LAUNCHES * launch_s,
         "worker_step_s": prepare_s if has_workers else 0.0,

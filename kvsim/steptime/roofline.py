@@ -48,6 +48,12 @@ class Roofline:
     """Host time per prompt token, before the first kernel."""
     new_sequence_s: float = 0.0
     """Host time per sequence that joins the batch, before the first kernel."""
+    sampling_share: float = 0.0
+    """Part of `host_step_s` and `host_sequence_s` in which the host launches sampling while the GPU computes.
+
+    The first kernel does not wait for this part. It is 0 in fitted times, whose host times are those before the first
+    kernel alone.
+    """
     worker_step_s: float = 0.0
     """Time of a worker process per step, before the first kernel; 0 without worker processes.
 
@@ -232,8 +238,13 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
         + times.new_shape_s * shape.new_shape
         + times.new_kernel_s * shape.new_kernels
     )
+    sampling_s = times.sampling_share * (times.host_step_s + times.host_sequence_s * num_seqs)
     prepare_s = (
-        host_s + times.worker_step_s + times.worker_sequence_s * num_seqs + times.worker_token_s * num_prefill_tokens
+        host_s
+        - sampling_s
+        + times.worker_step_s
+        + times.worker_sequence_s * num_seqs
+        + times.worker_token_s * num_prefill_tokens
     )
     launch_s = (
         host_s
