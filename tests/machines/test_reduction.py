@@ -198,7 +198,7 @@ def test_two_gpus_take_more_than_half_as_long_as_one() -> None:
 
 @pytest.mark.parametrize("shape", [decode(8, 500), prefill(200), prefill(4096)], ids=["decode", "captured", "large"])
 def test_a_worker_prepares_a_step_while_the_scheduler_goes_on(shape: StepShape) -> None:
-    """Its GPU waits for that as one's would whose host launched sampling first; the scheduler's host is free at once."""
+    """Its GPU waits for that as one's would whose host launched sampling first; the scheduler is free at once."""
     one = replace(reduce(CARD, LLAMA), sampling_share=0.0)
     two = reduce(LINKED, LLAMA.served(tensor_parallel_size=2))
     alone, dealt_out = one.step_time(shape), two.step_time(shape)
