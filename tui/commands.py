@@ -38,7 +38,7 @@ def commands(app: AppInterface, playback: PlaybackScreen) -> Iterator[SystemComm
     yield SystemCommand("Less detail", "Zoom out of the pool", lambda: playback.action_zoom(-1))
     yield SystemCommand("Compare", "The same requests under every policy, on one clock", app.action_compare)
     yield SystemCommand(
-        "Radix tree", "Runs of slots in SGLang's cache, who holds them, what can go", playback.action_tree
+        "Radix tree", "Nodes of SGLang's cache, who holds them, what can be evicted", playback.action_tree
     )
     yield SystemCommand("Remedies", "Changes of the server, each with its predicted effect", playback.action_diagnose)
     yield SystemCommand("Lessons", "Short guided scenarios", app.action_lessons)

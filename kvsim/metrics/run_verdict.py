@@ -117,7 +117,7 @@ def _served(summary: Summary) -> str:
 
 def peak_words(summary: Summary) -> str:
     """Return a clause about the peak occupancy of the pool."""
-    return f"at most {100 * summary.peak_occupancy:.0f} % of the pool is in use"
+    return f"at most {max(100 * summary.peak_occupancy, 1):.0f} % of the pool is in use"
 
 
 def wasted_percent(summary: Summary) -> float:

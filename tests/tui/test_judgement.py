@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from kvsim.metrics.run_verdict import Limit, limit_of
 from kvsim.policies import ContinuousSettings, Paged, Radix, SGLangSettings
 from kvsim.simulation import simulate
 from kvsim.workload import generate
-from kvsim_tui.dialogs.remedies import RemediesScreen
+from kvsim_tui.dialogs.remedies import RemediesScreen, diagnosed
 from kvsim_tui.facts.judgement import judgement_of
 from kvsim_tui.facts.telling import begin_story
 from kvsim_tui.playback.session import Session
@@ -63,7 +64,13 @@ def test_padding_wants_another_policy(shipped: Callable[[str], Recording]) -> No
 def test_a_run_without_a_limit_wants_nothing(make_machine: Callable[[int], Machine]) -> None:
     recording = simulate(generate(4, prompt=60, output=20, seed=1), Paged(), make_machine(20_000))
     assert limit_of(summarize(recording)) is None
-    assert judgement_of(Session(recording)).short == "nothing waits: nothing to change"
+    session = Session(recording)
+    assert judgement_of(session).short == "nothing waits: nothing to change"
+    session.diagnosis = diagnosed(recording)
+    assert judgement_of(session).short == "nothing waits: nothing to change", "whatever was tried"
+    assert re.fullmatch(
+        r"nothing waits, at most [1-9]\d*% of the pool is in use: nothing to change", judgement_of(session).long
+    )
 
 
 async def test_the_first_screen_shows_it_in_the_words_that_fit(
@@ -97,7 +104,7 @@ async def test_d_shows_the_remedies_and_the_verdict_then_names_the_one_that_the_
         places = [next(at for at, line in enumerate(lines) if mark in line) for mark in marks]
         assert places == sorted(places), "measured figures come before simulated ones"
         assert any("vllm serve" in line and "--num-gpu-blocks-override 3200" in line for line in lines)
-        assert any("It takes 6.25 GiB for KV instead of 3.12 GiB" in line for line in lines)
+        assert any("The larger pool takes 6.25 GiB instead of 3.12 GiB of GPU memory" in line for line in lines)
         assert any("esc closes" in line for line in lines)
         await pilot.press("d")
         assert not isinstance(app.screen, RemediesScreen)

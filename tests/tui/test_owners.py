@@ -10,7 +10,7 @@ import pytest
 
 from kvsim.memory.waste import SlotState
 from kvsim.recording import find, read
-from kvsim_tui.facts.owners import Owner, OwnerGroup, holdings, largest_owner, units_of
+from kvsim_tui.facts.owners import Owner, OwnerGroup, holdings, largest_owner, owners_line, units_of
 from kvsim_tui.look.stack import EIGHTHS
 from kvsim_tui.playback.session import Session
 from kvsim_tui.pool.free_queue import next_units
@@ -222,6 +222,17 @@ def test_the_smallest_request_has_a_strip_if_it_is_followed_and_takes_no_column_
             assert num_columns == columns
             assert (smallest in [line.request for line in lines]) is (followed is not None or columns == 1)
             assert sum(len(line.owners) for line in lines) == len(found)
+
+
+def test_memory_of_layers_with_slots_of_several_sizes_is_told_in_bytes() -> None:
+    session = Session(read(find("vllm-h200-gemma-3-4b-windows")), at_s=6.0)
+    found = holdings(session)
+    lines, _ = fitting_lines(session, found, room=40, most_columns=1, edges=("", "", ""))
+    assert all(re.fullmatch(r"\+?[\d.]+ MiB", line.figure) for line in lines)
+    largest = largest_owner(found)
+    assert largest is not None
+    name = session.request_name(largest.request)
+    assert f"most {name}: {largest.num_tokens / 2**20:.0f} MiB" in owners_line(session, found, 200, "·")
 
 
 async def test_what_asks_for_places_shows_physical_order(

@@ -100,7 +100,7 @@ async def test_a_server_under_pressure(shipped: Callable[[str], Recording], size
 
 async def test_which_blocks_are_shared_and_with_whom() -> None:
     questions = (
-        Question("How much does sharing save?", "o o o", r"1,590 blocks in place of 3,286: 2\.1×"),
+        Question("How much does sharing save?", "o o o", r"sharing ×2\.1, with 1,590 blocks in place of 3,286"),
         Question("What does r105 share?", find_in("r105"), r"shares +32 blocks\s*\n.*with +\d+ requests"),
     )
     app = KvsimApp(_opened(read(find("vllm-h200-llama-3-8b-pressure-prefixes")), 3.5))

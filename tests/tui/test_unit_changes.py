@@ -77,8 +77,10 @@ def test_sharing_is_counted() -> None:
     guided.show(guided.captions[2].frame)
     refs = guided.sessions[0].replay.refs
     held = (refs > 0).sum()
-    assert sharing(guided.sessions[0]) == f"{held} blocks in place of {refs.sum()}: {refs.sum() / held:.1f}×"
-    assert sharing(guided.sessions[0]).startswith("20 blocks in place of 50")
+    assert (
+        sharing(guided.sessions[0]) == f"sharing ×{refs.sum() / held:.1f}, with {held} blocks in place of {refs.sum()}"
+    )
+    assert sharing(guided.sessions[0]).endswith("20 blocks in place of 50")
 
 
 def test_the_story_of_a_pool_that_is_full(shipped: Callable[[str], Recording]) -> None:
@@ -173,6 +175,14 @@ def test_a_story_of_preemptions_follows_the_request_that_is_preempted(shipped: C
     story = begin_story(session, playing=False)
     assert session.followed in session.events.rows_at(story.frame, EventKind.PREEMPTED)
     assert not len(session.replay.block_table(session.followed)[1]), "so the colours of all others can be seen"
+
+
+def test_a_story_of_a_static_batch_follows_no_request_so_that_padding_is_seen(
+    shipped: Callable[[str], Recording],
+) -> None:
+    session = Session(shipped("static"))
+    begin_story(session, playing=False)
+    assert session.followed is None
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])

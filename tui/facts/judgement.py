@@ -83,7 +83,7 @@ def _unlimited_facts(summary: Summary) -> tuple[str, str]:
         return refused, f"{refused}: they do not fit into the pool"
     if wasted >= _MUCH_WASTE_PERCENT:
         return (f"{wasted:.0f}% of the pool is never used",) * 2
-    return "nothing waits", f"nothing waits, {peak_words(summary)}"
+    return "nothing waits", f"nothing waits, {peak_words(summary).replace(' %', '%')}"  # percentages as on the screens
 
 
 def _full_words(session: Session) -> str:
@@ -108,7 +108,7 @@ def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[st
     After a diagnosis, the remedy is the first change with which the load fits the server.
     """
     policy = session.recording.meta.policy_name
-    if session.diagnosis is not None:
+    if session.diagnosis is not None and (limit is not None or summary.num_refused):
         enough = (remedy.change.words for remedy in session.diagnosis.remedies if remedy.fits)
         return next(enough, "no change that was tried is enough"), "d"
     if policy in ("paged", "radix"):

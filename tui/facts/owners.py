@@ -12,6 +12,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.recording.order import is_new
 
 from ..look.wording import percent, plural
+from .units import slots_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -201,7 +202,7 @@ def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None
         place = f"at {plural(_num_extents(units), 'place')} of the pool"
         is_most = owner is largest
         most = "" if is_most else _most_words(session, largest)
-        begin = f"{name} holds {'most' if is_most else size}: {_tokens_words(owner)}"
+        begin = f"{name} holds {'most' if is_most else size}: {_tokens_words(session, owner)}"
         first = (
             (f"{begin}{f' in {size}' if is_most else ''} {place}", most),
             (f"{begin} {place}", most),
@@ -210,9 +211,9 @@ def scatter_lines(session: Session, found: Sequence[OwnerGroup], lit: int | None
         )
     groups = plural(len([group for group in found if group.num_shared]), "group")
     saves = f", saving {plural(saved, session.unit_name)}"
-    held = _held_words(session, found)
+    held, sharing = _held_words(session, found), _group_words(session, found) if shared else ""
     second = (
-        ((held, _group_words(found) + saves), (_group_words(found) + saves,), (_group_words(found),), (groups,))
+        ((held, sharing + saves), (sharing + saves,), (sharing,), (groups,))
         if shared
         else ((held, "no block is shared"), (held,))
     )
@@ -226,11 +227,12 @@ def _held_words(session: Session, found: Sequence[OwnerGroup]) -> str:
 
 
 def _most_words(session: Session, largest: Owner | None) -> str:
-    return "" if largest is None else f"most {session.request_name(largest.request)}: {_tokens_words(largest)}"
+    return "" if largest is None else f"most {session.request_name(largest.request)}: {_tokens_words(session, largest)}"
 
 
-def _tokens_words(owner: Owner) -> str:
-    return plural(owner.num_tokens, "token") + f" ({owner.shared_tokens:,} shared)" * (owner.num_shared > 0)
+def _tokens_words(session: Session, owner: Owner) -> str:
+    shared = f" ({slots_text(session, owner.shared_tokens)} shared)" * (owner.num_shared > 0)
+    return slots_text(session, owner.num_tokens, "token") + shared
 
 
 def _owners(found: Sequence[OwnerGroup]) -> list[Owner]:
@@ -253,10 +255,10 @@ def _first_that_fits(texts: Sequence[Sequence[str]], width: int, dot: str) -> st
     return next((line for line in lines if len(line) <= width), lines[-1])
 
 
-def _group_words(found: Sequence[OwnerGroup]) -> str:
+def _group_words(session: Session, found: Sequence[OwnerGroup]) -> str:
     sizes = sorted(len(group.owners) for group in found if group.num_shared)
     tokens = {int(group.shared[SlotState.TOKEN]) for group in found if group.num_shared}
-    amount = f"{tokens.pop():,} tokens" if len(tokens) == 1 else "blocks"
+    amount = slots_text(session, tokens.pop(), "token") if len(tokens) == 1 else "blocks"
     if len(sizes) == 1:
         return f"{sizes[0]:,} requests share {amount}"
     members = f"{sizes[0]:,} to {sizes[-1]:,}" if sizes[0] < sizes[-1] else f"{sizes[0]:,}"

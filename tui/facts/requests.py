@@ -10,8 +10,9 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 from kvsim.recording.tables import CopyKind, RequestStatus
 
-from ..look.wording import bytes_text, listed, percent, plural, seconds
+from ..look.wording import listed, percent, plural, seconds
 from .preemption import preemption_lines
+from .units import slots_text
 
 if TYPE_CHECKING:
     from ..playback.session import Session
@@ -211,17 +212,13 @@ def _times(so_far: int, total: int) -> str:
 
 
 def _wasted(session: Session, facts: RequestFacts) -> str:
-    """Return the number and the share of wasted slots in a request's units.
-
-    If several kinds of layers share the pool, a slot is one byte.
-    """
+    """Return the number and the share of wasted slots in a request's units."""
     wasted = sum(
         facts.slots[state] for state in (SlotState.INTERNAL, SlotState.PADDING, SlotState.EXPIRED, SlotState.EXTERNAL)
     )
     if not wasted:
         return "nothing"
-    amount = bytes_text(wasted) if len(session.replay.groups) > 1 else plural(wasted, "slot")
-    return f"{amount}, {percent(wasted, sum(facts.slots))}"
+    return f"{slots_text(session, wasted, 'slot')}, {percent(wasted, sum(facts.slots))}"
 
 
 def share_lines(session: Session, request: int) -> list[tuple[str, str]]:

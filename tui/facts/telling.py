@@ -217,20 +217,21 @@ def judged(session: Session, story: Story) -> Story:
     if session.rows is not None or not session.added_up:
         return story
     judgement = judgement_of(session)
-    return replace(story, parts=(judgement.long, *story.parts[1:]), shorter=(judgement.short,))
+    others = (part for part in story.parts[1:] if part not in judgement.long)
+    return replace(story, parts=(judgement.long, *others), shorter=(judgement.short,))
 
 
 def begin_story(session: Session, *, playing: bool) -> Story:
     """Return the story of a run, and move the session to the story's moment.
 
     If the run is `playing`, the session begins shortly before that moment. The session follows the request that is
-    preempted at that moment, or else the newest running one.
+    preempted at that moment, or else the newest running one; none in a static batch, whose other rows would be grey.
     """
     story, player = judged(session, story_of(session)), session.player
     player.go_to_frame(story.frame)
     session.show()
     live, preempted = session.replay.live_requests(), session.events.rows_at(story.frame, EventKind.PREEMPTED)
-    if len(preempted) or len(live):
+    if session.recording.meta.policy_name != "static" and (len(preempted) or len(live)):
         session.followed = int(preempted[0] if len(preempted) else live[-1])
     if playing:
         player.go_to_time(player.clock_s - player.speed)

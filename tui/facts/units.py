@@ -10,12 +10,22 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics.names import STATE_MEANINGS, STATE_NAMES
 from kvsim.replay.unfolding import NO_OWNER
 
-from ..look.wording import percent, plural, seconds
+from ..look.wording import bytes_text, percent, plural, seconds
 from ..pool.free_queue import next_units
 from ..pool.layer_kinds import group_words
 
 if TYPE_CHECKING:
     from ..playback.session import Session
+
+
+def slots_text(session: Session, number: int, noun: str = "") -> str:
+    """Return a number of slots, followed by the singular `noun`, or its plural.
+
+    If several kinds of layers share the pool, a slot is a byte, and the text is a size.
+    """
+    if len(session.replay.groups) > 1:
+        return bytes_text(number)
+    return plural(number, noun) if noun else f"{number:,}"
 
 
 def unit_lines(session: Session, unit: int) -> list[tuple[str, str]]:

@@ -95,6 +95,33 @@ def legend_entries(
     tokens = (int(SlotState.TOKEN),)
     if bars and all(paints != tokens for paints, _ in entries) and _is_shown(tokens, sessions):
         entries.append((tokens, "tokens, in bars"))
+    return _segments(entries, symbols, style, room, num_lines)
+
+
+def owner_entries(
+    session: Session, symbols: Symbols, style: Style, room: int, shows: Callable[[int], bool], scale: str
+) -> list[list[Segment]]:
+    """Return the legend of owners: states in bars, shared units, the followed request, then `scale` in words.
+
+    Texts are shortened if the legend does not fit into `room` characters.
+    """
+    caches = session.recording.meta.prefix_caching
+    states = [_state(SlotState.TOKEN), *_waste_entries([session]), _state(SlotState.RESERVED)]
+    states += [((SHARED,), _shared_words(session))] if caches else []
+    entries = [
+        (paints, text)
+        for paints, text in states
+        if (_is_shown(paints, [session]) if paints == (SHARED,) else shows(paints[0]))
+    ]
+    if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
+        entries.append(((paint_of(session, session.followed),), session.request_name(session.followed)))
+    return _segments([*entries, ((), scale)], symbols, style, room, 1)
+
+
+def _segments(
+    entries: list[LegendEntry], symbols: Symbols, style: Style, room: int, num_lines: int
+) -> list[list[Segment]]:
+    """Return the segments of each entry. Texts and gaps are as short as `num_lines` lines of `room` characters need."""
     entries = _shortened(entries, room, num_lines)
     gap, found = "  " if _fit_into_lines(entries, room, num_lines) else " ", list[list[Segment]]()
     for paints, text in entries:
@@ -102,30 +129,8 @@ def legend_entries(
         for paint in paints:
             sample = paint_swatch(paint, symbols)
             segments.append(Segment(sample.text, style + (sample.style or Style())))
-        found.append([*segments, Segment(f" {text}", style)])
+        found.append([*segments, Segment(" " * bool(paints) + text, style)])
     return found
-
-
-def owner_entries(
-    session: Session, symbols: Symbols, style: Style, shows: Callable[[int], bool], scale: str
-) -> list[list[Segment]]:
-    """Return the legend of owners: states in bars, shared units, the followed request, then `scale` in words."""
-    caches = session.recording.meta.prefix_caching
-    states = [_state(SlotState.TOKEN), *_waste_entries([session]), _state(SlotState.RESERVED)]
-    states += [((SHARED,), _shared_words(session))] if caches else []
-    entries = [
-        (paints[0], text)
-        for paints, text in states
-        if (_is_shown(paints, [session]) if paints == (SHARED,) else shows(paints[0]))
-    ]
-    if session.followed is not None and len(session.replay.block_table(session.followed)[1]):
-        entries.append((paint_of(session, session.followed), session.request_name(session.followed)))
-    found = list[list[Segment]]()
-    for paint, text in entries:
-        sample = paint_swatch(paint, symbols)
-        gap = [Segment("  ", style)] if found else []
-        found.append([*gap, Segment(sample.text, style + (sample.style or Style())), Segment(f" {text}", style)])
-    return [*found, [Segment(f"  {scale}", style)]]
 
 
 def _is_shown(
@@ -158,7 +163,7 @@ def _is_shown(
 
 def _shortened(entries: list[LegendEntry], room: int, num_lines: int) -> list[LegendEntry]:
     """Return `entries` with words left out, one after the other, until the legend fits into its lines."""
-    for words in (", which holds most", ", saves "):
+    for words in (", which holds most", ", saves ", ", with "):
         if not _fit_into_lines(entries, room, num_lines):
             entries = [(paints, text.partition(words)[0]) for paints, text in entries]
     if not _fit_into_lines(entries, room, num_lines):
@@ -172,7 +177,7 @@ def _shortened(entries: list[LegendEntry], room: int, num_lines: int) -> list[Le
 def _fit_into_lines(entries: list[LegendEntry], room: int, num_lines: int) -> bool:
     lines, end = 1, -2
     for paints, text in entries:
-        width = len(paints) + len(text) + 1
+        width = len(paints) + bool(paints) + len(text)
         fits = end + 2 + width <= room
         lines, end = (lines, end + 2 + width) if fits else (lines + 1, width)
     return lines <= num_lines
@@ -275,7 +280,7 @@ def _lit_and_others(name: str, *paints: int) -> list[LegendEntry]:
 def _waste_entries(sessions: Sequence[Session]) -> list[LegendEntry]:
     """Return the entries for the states of waste that can occur in the recordings, in the order of the bars."""
     static = [session.recording.meta.policy_name == "static" for session in sessions]
-    windows = any(group.window for session in sessions for group in session.replay.groups)
+    windows = any(len(session.replay.groups) > 1 for session in sessions)
     pieces = any(np.any(session.recording.steps.unusable_units) for session in sessions)
     possible = (
         (SlotState.EXPIRED, windows),
@@ -291,11 +296,11 @@ def _state(state: SlotState) -> LegendEntry:
 
 
 def sharing(session: Session) -> str:
-    """Describe the memory that sharing saves now: `1,587 blocks in place of 3,763: 2.4×`. Empty if it saves none."""
+    """Describe what is saved now: `sharing ×2.4, with 1,587 blocks in place of 3,763`. Empty if nothing is shared."""
     held, stands_for = _num_held_and_entries(session)
     if stands_for <= held:
         return ""
-    return f"{plural(held, session.unit_name)} in place of {stands_for:,}: {stands_for / held:.1f}×"
+    return f"sharing ×{stands_for / held:.1f}, with {plural(held, session.unit_name)} in place of {stands_for:,}"
 
 
 def _shared_words(session: Session) -> str:

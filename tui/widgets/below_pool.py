@@ -107,7 +107,7 @@ class BelowPool(Widget):
         pool, style = self._pool, self._style("weak")
         if self.screen.has_class("-by-owner"):
             strips = self.screen.query_one(OwnerStrips)
-            return label, owner_entries(self._session, self._symbols, style, strips.shows, strips.scale)
+            return label, owner_entries(self._session, self._symbols, style, room, strips.shows, strips.scale)
         followed, words = self._session.followed, ""
         if followed is not None and self._holds_nothing and pool.colors_only_followed:
             words = f"{self._session.request_name(followed)} holds nothing now  "

@@ -31,7 +31,9 @@ class HostMap(DrawnPanel):
             lines = self._num_lines * (2 if self.symbols.color else 1)
             together = slots_per_cell(host.num_slots, self.size.width * lines)
             scale = f": 1 cell = {plural(together, 'block')}"
-            self.show_title([titles[0] + scale, titles[1] + scale, *titles])
+            # Without a legend, only the title says what the colours are.
+            by = " by owner" * (self.size.height == self._num_lines)
+            self.show_title([titles[0].replace(":", f"{by}:") + scale, titles[1] + scale, *titles])
         super().show_frame()
 
     @property

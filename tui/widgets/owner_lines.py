@@ -11,6 +11,7 @@ import numpy as np
 from kvsim.memory.waste import SlotState
 
 from ..facts.owners import Owner, OwnerGroup
+from ..facts.units import slots_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,7 +67,7 @@ def fitting_lines(
     few = 0 if any(line.group for line in lines) else room // 4
     num_columns = min(max(-(-(len(lines) - few) // room), 1), most_columns)
     if len(lines) > num_columns * room:
-        lines = _with_last_line_folded(lines, num_columns * room, session.followed)
+        lines = _with_last_line_folded(session, lines, num_columns * room)
     return lines, num_columns
 
 
@@ -86,7 +87,7 @@ def lines_of_group(
     words, tokens = f"{len(holding.owners):,} share", int(holding.shared[SlotState.TOKEN])
     # Without strips of requests, the bar of the shared units goes on with the units of all requests.
     slots = holding.shared + (0 if most_members else sum(owner.slots for owner in holding.owners))
-    yield OwnerLine(words, f"{tokens:,}", slots, edge=top, num_tokens=tokens, group=holding)
+    yield OwnerLine(words, slots_text(session, tokens), slots, edge=top, num_tokens=tokens, group=holding)
     # The followed request is ranked first, and always has its own strip.
     ranked = sorted(holding.owners, key=lambda owner: owner.request != session.followed)
     least = ranked[0].request == session.followed
@@ -98,15 +99,15 @@ def lines_of_group(
         edge = bottom if not rest and nth == len(own) - 1 else side
         yield replace(line_of_request(session, owner, edge), num_shared_slots=int(holding.shared.sum()))
     if rest and not own:
-        yield replace(_line_of_several(rest, holding.num_tokens - tokens, edge=bottom), name="their own")
+        yield replace(_line_of_several(session, rest, holding.num_tokens - tokens, edge=bottom), name="their own")
     elif rest:
-        yield _line_of_several(rest, sum(owner.own_tokens for owner in rest), edge=bottom)
+        yield _line_of_several(session, rest, sum(owner.own_tokens for owner in rest), edge=bottom)
 
 
 def line_of_request(session: Session, owner: Owner, edge: str) -> OwnerLine:
     """Return the line of one request. `edge` is as in `OwnerLine`."""
     tokens = owner.own_tokens
-    figure = f"{tokens:,}" if edge == " " else f"+{tokens:,}"  # in addition to what the group shares
+    figure = "+" * (edge != " ") + slots_text(session, tokens)  # in addition to what the group shares
     name = session.request_name(owner.request)
     return OwnerLine(name, figure, owner.slots, edge=edge, owners=(owner,), num_tokens=tokens)
 
@@ -131,11 +132,11 @@ def _groups(lines: list[OwnerLine]) -> list[list[OwnerLine]]:
     return [lines[begin:end] for begin, end in pairwise([*begins, len(lines)])]
 
 
-def _with_last_line_folded(lines: list[OwnerLine], room: int, followed: int | None) -> list[OwnerLine]:
+def _with_last_line_folded(session: Session, lines: list[OwnerLine], room: int) -> list[OwnerLine]:
     """Return the lines of the first groups that fit into `room` - 1 lines, and a last line for all other requests
-    together. The group of the request `followed` is kept, too, if there is room for it.
+    together. The group of the followed request is kept, too, if there is room for it.
     """
-    groups = _groups(lines)
+    groups, followed = _groups(lines), session.followed
     own = [group for group in groups if followed is not None and followed in (line.request for line in group)]
     num_own = sum(map(len, own))
     if num_own >= room:
@@ -146,14 +147,14 @@ def _with_last_line_folded(lines: list[OwnerLine], room: int, followed: int | No
     rest = [line for group in others[len(first) :] for line in group]
     blank = [_blank_line()] * (room - 1 - len(kept))
     owners = [owner for line in rest for owner in line.owners]
-    return [*kept, *blank, _line_of_several(owners, sum(line.num_tokens for line in rest))]
+    return [*kept, *blank, _line_of_several(session, owners, sum(line.num_tokens for line in rest))]
 
 
-def _line_of_several(owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> OwnerLine:
+def _line_of_several(session: Session, owners: Sequence[Owner], num_tokens: int, edge: str = " ") -> OwnerLine:
     """Return the line of several requests together, which own `num_tokens`. `edge` is as in `OwnerLine`.
 
     It has no bar, because the bar of a sum could be longer than all other bars.
     """
-    figure = f"{num_tokens:,}" if edge == " " else f"+{num_tokens:,}"
+    figure = "+" * (edge != " ") + slots_text(session, num_tokens)
     name = f"{len(owners):,} more"
     return replace(_blank_line(), name=name, figure=figure, edge=edge, owners=tuple(owners), num_tokens=num_tokens)

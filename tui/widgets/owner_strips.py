@@ -15,9 +15,10 @@ from textual.strip import Strip
 from kvsim.memory.waste import SlotState
 
 from ..facts.owners import holdings, owners_line
+from ..facts.units import slots_text
 from ..look.stack import EIGHTHS, stacked
 from ..look.states import STACK
-from ..look.wording import ending, plural
+from ..look.wording import ending
 from ..pool.colors import paint_of
 from ..pool.paint import EMPTY, SHARED, paint_colors
 from .owner_lines import OwnerLine, fitting_lines
@@ -59,7 +60,7 @@ class OwnerStrips(Panel):
     def __init__(self, session: Session, symbols: Symbols) -> None:
         super().__init__(session, symbols, id="owners")
         self._requests: dict[tuple[int, int], int] = {}
-        self._column_width = 1
+        self._column_width, self._figure_width = 1, _TOKENS - 1
         self._drawn: set[int] = set()
         self.scale = ""
         """Number of slots per character of a bar, in words."""
@@ -82,11 +83,12 @@ class OwnerStrips(Panel):
         edges = ("+", "|", "+") if self.symbols.ascii else ("╭", "│", "╰")
         lines, num_columns = fitting_lines(self.session, found, room=room, most_columns=most_columns, edges=edges)
         self._column_width = (width + _GAP) // num_columns
-        bar = self._column_width - _GAP - _NAME - _TOKENS
+        self._figure_width = max(_TOKENS - 1, *(len(line.figure) for line in lines), 0)
+        bar = self._column_width - _GAP - _NAME - self._figure_width - 1
         most = max((line.num_shared_slots + int(line.slots.sum()) for line in lines), default=1)
         before = self._drawn, self.scale
         self._drawn = set()
-        self.scale = f"1 cell = {plural(max(round(most / max(bar, 1)), 1), 'slot')}"
+        self.scale = f"1 cell = {slots_text(self.session, max(round(most / max(bar, 1)), 1), 'slot')}"
         drawn = [self._strip(line, bar, most) for line in lines]
         if (self._drawn, self.scale) != before:
             self.post_message(self.BarsChanged())
@@ -98,13 +100,14 @@ class OwnerStrips(Panel):
 
     def _show_title(self, room: int) -> None:
         caches, view = self.session.recording.meta.prefix_caching, f" {self.symbols.dot} v: physical"
+        what = "memory" if len(self.session.replay.groups) > 1 else "tokens"
         first = f"largest{' group' * caches} first: "
         titles = (
-            f"tokens by owner, {first}freed when it ends{', what is shared when all end' * caches}{view} order",
-            f"tokens by owner, {first}freed when it ends{', shared ones when all end' * caches}{view}",
+            f"{what} by owner, {first}freed when it ends{', what is shared when all end' * caches}{view} order",
+            f"{what} by owner, {first}freed when it ends{', shared ones when all end' * caches}{view}",
             f"by owner, largest first: freed when it ends{', shared ones when all end' * caches}{view}",
-            f"tokens by owner: freed when it ends{', shared ones when all end' * caches}{view}",
-            f"tokens by owner: freed when it ends{view}",
+            f"{what} by owner: freed when it ends{', shared ones when all end' * caches}{view}",
+            f"{what} by owner: freed when it ends{view}",
         )
         self.border_title = next((title for title in titles if len(title) <= room), titles[-1])
 
@@ -113,7 +116,7 @@ class OwnerStrips(Panel):
         kind = "strong" if followed else "text"
         name = line.name if line.request is None else ending(line.name, _NAME - 2, self.symbols.cut)
         mark = self.text(">", "strong") if followed and line.edge == " " else self.text(line.edge, "label")
-        figure = self.text(f"{line.figure:>{_TOKENS - 1}} ", kind)
+        figure = self.text(f"{line.figure:>{self._figure_width}} ", kind)
         segments = [mark, self.text(f"{name:<{_NAME - 1}}", kind), figure, *self._bar(line, bar, most)]
         return Strip(segments).adjust_cell_length(self._column_width, self.get_component_rich_style("panel--text"))
 
@@ -136,15 +139,16 @@ class OwnerStrips(Panel):
             yield from self._states(line.slots, share * width, tokens, num_shared_slots=line.num_shared_slots)
             return
         yield from self._states(line.slots, share * width, int(SlotState.TOKEN), shared=line.group.shared)
-        words = f" {line.group.num_tokens:,} in all"
+        words = f" {slots_text(self.session, line.group.num_tokens)} in all"
         yield self.text(words * (math.ceil(share * width) + len(words) <= width), "weak")
 
     def _words_of_several(self, line: OwnerLine, width: int) -> str:
         largest, *_, least = sorted(line.owners, key=lambda owner: -owner.own_tokens)
         name = self.session.request_name
         own = sum(owner.own_tokens for owner in line.owners)
-        ends = (f"{name(owner.request)}: {owner.own_tokens:,}" for owner in (largest, least))
-        texts = (f" {self.symbols.cut} ".join(ends), f"mean {own / len(line.owners):,.0f}")
+        ends = (f"{name(each.request)}: {slots_text(self.session, each.own_tokens)}" for each in (largest, least))
+        mean = slots_text(self.session, round(own / len(line.owners)))
+        texts = (f" {self.symbols.cut} ".join(ends), f"mean {mean}")
         return next((words for words in texts if len(words) <= width), "")
 
     def _states(
