@@ -25,7 +25,7 @@ from kvsim.engine.totals import shared_slots
 from kvsim.errors import IntegrityError
 from kvsim.memory.waste import NUM_STATES, Breakdown, SlotState, SlotTotals, split_extent
 from kvsim.simulation import check_radix
-from kvsim.simulation.table_mirror import CONNECTOR_KINDS, Content, Held, content, held, shared_content
+from kvsim.simulation.table_mirror import CONNECTOR_KINDS, Held, held
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -137,20 +137,37 @@ def _held_in_tables(engine: Engine, tables: Iterable[tuple[int, Held]], null: in
     `tables` are pairs of a KV-cache group's number and a table. Table entries equal to `null` hold no unit. If `null`
     is None, every entry holds a unit.
     """
-    unit_slots = engine.settings.unit_slots
-    contents: dict[int, Content] = {}
-    for group, table in tables:
-        for index, block in enumerate(table.blocks):
-            if block != null:
-                seen = content(engine, group, table, index)
-                contents[block] = shared_content(contents[block], seen) if block in contents else seen
+    found = [(np.array(table.blocks, np.int64), _contents(engine, group, table)) for group, table in tables]
     slots = np.zeros(NUM_STATES, np.int64)
-    for written, expired, reserved in contents.values():
-        slots[SlotState.TOKEN] += written - expired
-        slots[SlotState.EXPIRED] += expired
-        slots[SlotState.RESERVED] += reserved
-        slots[SlotState.INTERNAL] += unit_slots - written - reserved
+    blocks = np.concatenate([np.empty(0, np.int64), *(of_table for of_table, _ in found)])
+    order = np.argsort(blocks)
+    order = order[blocks[order] != null]
+    if not len(order):
+        return slots
+    contents = np.concatenate([of_table for _, of_table in found])[order]
+    firsts = np.flatnonzero(np.diff(blocks[order], prepend=-1))
+    written = np.maximum.reduceat(contents[:, 0], firsts).sum()
+    expired, reserved = np.minimum.reduceat(contents[:, 1:], firsts).sum(axis=0)
+    slots[SlotState.TOKEN], slots[SlotState.EXPIRED], slots[SlotState.RESERVED] = written - expired, expired, reserved
+    slots[SlotState.INTERNAL] = len(firsts) * engine.settings.unit_slots - written - reserved
     return slots
+
+
+def _contents(engine: Engine, group: int, table: Held) -> npt.NDArray[np.int64]:
+    """Return the written, expired and reserved slots of every entry of a table, as if no other table listed its unit.
+
+    The shape is (entries, 3). `table_mirror.content` counts the same for one entry, and shares no code with this.
+    """
+    record, count = engine.groups[group], len(table.blocks)
+    if record.state_slots:
+        found = np.array([[record.state_slots, record.state_slots, 0]] * count, np.int64).reshape(-1, 3)
+        found[-1:, 1] = 0  # the newest state
+        return found
+    ends = np.array([table.computed, min(table.skipped, table.computed), max(table.full, table.computed)], np.int64)
+    begins = np.arange(count)[:, np.newaxis] * record.block_size
+    found = np.clip(ends - begins, 0, record.block_size)
+    found[:, 2] -= found[:, 0]
+    return np.asarray(found * record.token_slots)
 
 
 def _check_blocks(driver: Driver) -> None:

@@ -53,7 +53,7 @@ def test_a_growing_load_needs_more_servers(type_command: Run) -> None:
     for times in asked:
         prices = [row["price_per_hour"] for row in rows if row["load"] == times and row["price_per_hour"]]
         assert prices == sorted(prices)
-    code, said, _ = type_command(*growing)
+    code, said, _ = type_command(*growing, "--points", "0")
     assert "the fewest servers for a growing load, cheapest kinds first" in said
 
 

@@ -110,6 +110,8 @@ def test_words_and_lines_stand_out_from_the_ground_of_every_theme(by_hand: Recor
             assert contrast(line.get_color(), colors.ground) >= 3
     for text in (*picture.texts, *(each for legend in picture.legends for each in legend.get_texts())):
         assert contrast(text.get_color(), colors.ground) >= 4.5
+    if theme == "light" and name != ALONE[0]:
+        return  # one file shows that a white ground is written; a dark one is asked for in every kind
     drawn = BytesIO()
     picture.write(drawn, "png", {})
     with Image.open(drawn) as image:
