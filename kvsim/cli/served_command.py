@@ -37,8 +37,10 @@ class ServedCommand(SectionedCommand):
         given, line = _split(args)
         given = self.kvsim_arguments(ctx, given)
         if line is not None:
-            translation = translate(line, {name: option for option in self.params for name in _spellings(option)})
-            _report(translation)
+            known = {name: option for option in self.params for name in _spellings(option)}
+            translation = translate(line, known)
+            ours = {known[flag].name for word in given if (flag := word.partition("=")[0]) in known}
+            _report(translation, [flag for flag in translation.arguments if flag in known and known[flag].name in ours])
             ctx.default_map = {**(ctx.default_map or {}), **translation.defaults}
             given = [*translation.arguments, *given]
         return super().parse_args(ctx, given)
@@ -67,9 +69,11 @@ def _spellings(option: click.Parameter) -> Collection[str]:
     return [*option.opts, *option.secondary_opts] if isinstance(option, click.Option) else ()
 
 
-def _report(translation: Translation) -> None:
-    """Print on standard error how each flag of the server was translated."""
+def _report(translation: Translation, replaced: Sequence[str]) -> None:
+    """Print on standard error how each flag of the server was translated. The flags `replaced` are kvsim's, too."""
     echo(f"Taken from the server's command line: {translation.words() or 'nothing'}.", err=True)
+    if replaced:
+        echo(f"Replaced by the flags of kvsim: {' '.join(replaced)}.", err=True)
     for flag, why in translation.unmodelled.items():
         echo(f"Not followed: {flag}; {why}.", err=True)
     for flag, release in translation.dropped.items():

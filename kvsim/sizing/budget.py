@@ -230,7 +230,9 @@ def _fill(
     available = [max(0, sum(term.size_bytes for term in terms)) for terms in terms_of]
     stage = min(range(len(terms_of)), key=lambda index: available[index] // sizes[index])
     if available[stage] < 2 * sizes[stage]:
-        raise BudgetError(_nothing_left(gpu, model, terms_of[stage], sizes[stage]), _lines(terms_of[stage]))
+        is_stated = settings.kv_memory_bytes is not None or settings.num_blocks is not None
+        why = _nothing_left(gpu, model, terms_of[stage], sizes[stage], is_stated=is_stated)
+        raise BudgetError(why, _lines(terms_of[stage]))
     try:
         insist, finds = settings.max_model_len is None or settings.oversize, settings.find_max_model_len
         plan = plan_cache(model, cache, available, find_max_model_len=finds, insist=insist)
@@ -264,7 +266,12 @@ def _check_weights_fit(gpu: Gpu, model: Model, stage: _StageBudget) -> None:
         )
 
 
-def _nothing_left(gpu: Gpu, model: Model, terms: Sequence[BudgetTerm], block_bytes: int) -> str:
+def _nothing_left(gpu: Gpu, model: Model, terms: Sequence[BudgetTerm], block_bytes: int, *, is_stated: bool) -> str:
+    if is_stated:
+        return (
+            f"the stated KV memory, {size_words(terms[0].size_bytes)}, is too small for {model.name}: two blocks take "
+            f"{size_words(2 * block_bytes)}, the null block included; give more with --kv-gib or --num-blocks."
+        )
     *sizes, left = size_column([*(term.size_bytes for term in terms), sum(term.size_bytes for term in terms)])
     listed = ", ".join(f"{term.label} {size}" for term, size in zip(terms, sizes, strict=True))
     return (

@@ -120,7 +120,7 @@ class TestRecordings:
         (
             ("run", "--num-blocks", "1"),
             1,
-            "too little memory is left on H200 for the KV cache of llama-3-8b: KV memory 2.00 MiB",
+            "the stated KV memory, 2.00 MiB, is too small for llama-3-8b: two blocks take 4.00 MiB",
         ),
         (
             ("run", "--kv-gib", "0.02"),

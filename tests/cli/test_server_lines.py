@@ -54,6 +54,13 @@ def test_flags_keep_their_meaning(line: str, flags: str, size: Run) -> None:
     assert taken(errors).endswith(flags)
 
 
+def test_a_flag_of_kvsim_beside_the_line_is_said_to_replace_it(type_command: Run) -> None:
+    ours = ("--gpu", "H200", "--model", "Llama-3-8B", "--max-num-seqs=4")
+    code, said, errors = type_command("size", *ours, *"vllm serve Qwen/Qwen3-8B --max-num-seqs 8 -tp 2".split())
+    assert (code, errors.splitlines()[1]) == (0, "Replaced by the flags of kvsim: --model --max-num-seqs.")
+    assert "meta-llama/Meta-Llama-3-8B on 2 x H200" in said
+
+
 PROMPT = "root@6aa49b1572ea:~/llm/command-a# CUDA_VISIBLE_DEVICES=1,2  vllm serve /root/Qwen3-8B -tp=2 --swap-space 8"
 DOCKERFILE = """FROM vllm/vllm-openai:v0.30.0
 ENTRYPOINT [ "python3", "-m", "vllm.entrypoints.openai.api_server", "--model", "Qwen/Qwen3-8B", \\
