@@ -113,7 +113,11 @@ def _with_images(workload: Workload, flags: Mapping[str, Any]) -> Workload:
         raise UsageError(
             f"--images should be a number of images and their sizes, such as 2@1920x1080,576, not {shortened(text)}."
         ) from error
-    return workload.with_images(ImageDistribution(mean_images=share, sizes=listed, num_different=kinds), flags["seed"])
+    try:
+        distribution = ImageDistribution(mean_images=share, sizes=listed, num_different=kinds)
+    except UsageError as error:
+        raise UsageError(f"--images {shortened(text)}: {error}") from error
+    return workload.with_images(distribution, flags["seed"])
 
 
 def is_generated(flags: Mapping[str, Any]) -> bool:

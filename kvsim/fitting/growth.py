@@ -130,7 +130,10 @@ def prices_of(text: str | None, gpu: str) -> dict[str, float]:
                 f"--gpu-hour-price should be a price such as 2.5, or one for each GPU such as H100=2.5,B200=6, "
                 f"not {text!r}."
             )
-        found[find_gpu(name.strip()).name if equals else gpu] = value
+        priced = find_gpu(name.strip()).name if equals else gpu
+        if priced in found:
+            raise UsageError(f"--gpu-hour-price has two prices of {priced}; give one for each GPU.")
+        found[priced] = value
     return found
 
 

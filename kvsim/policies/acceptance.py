@@ -43,8 +43,8 @@ def rates_of(acceptance: str, num_tokens: int) -> tuple[float, ...] | None:
     except ValueError:
         return None
     if len(numbers) == 1:
-        [rate] = checked_rates(numbers, "acceptance")
+        [rate] = checked_rates(numbers, "--acceptance")
         return tuple(rate ** (index + 1) for index in range(num_tokens))
     if len(numbers) > num_tokens:
-        raise UsageError(f"acceptance names {len(numbers)} positions, and {num_tokens} tokens are drafted.")
-    return checked_rates(numbers, "acceptance")
+        raise UsageError(f"--acceptance names {len(numbers)} positions, and {num_tokens} tokens are drafted.")
+    return checked_rates(numbers, "--acceptance")

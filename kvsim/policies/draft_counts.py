@@ -112,7 +112,7 @@ def _lines_of(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(
-            f"acceptance should be a rate, shares by position, or a file of accepted drafts; {shortened(str(path))} "
+            f"--acceptance should be a rate, shares by position, or a file of accepted drafts; {shortened(str(path))} "
             "cannot be read as one."
         ) from error
 

@@ -71,6 +71,7 @@ def test_a_growing_load_that_no_number_of_servers_fits_has_a_sentence_and_no_tab
         (("--users", "2", "--gpu-hour-price", "2"), "--gpu-hour-price is for the table of a range of loads"),
         (("--users", "2", "--load", "1x..4x", "--gpu-hour-price", "-1"), "should be a price such as 2.5"),
         (("--users", "2", "--load", "1x..4x", "--gpu-hour-price", "X9=1"), "'X9'"),
+        (("--users", "2", "--load", "1x..4x", "--gpu-hour-price", "H200=1,h200=2"), "has two prices of H200; give one"),
         (
             ("--prompt-tokens", "9"),
             "--prompt-tokens describes requests, but not how often they arrive; give --users N or",

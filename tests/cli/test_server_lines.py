@@ -56,7 +56,9 @@ def test_flags_keep_their_meaning(line: str, flags: str, size: Run) -> None:
 
 def test_a_flag_of_kvsim_beside_the_line_is_said_to_replace_it(type_command: Run) -> None:
     ours = ("--gpu", "H200", "--model", "Llama-3-8B", "--max-num-seqs=4")
-    code, said, errors = type_command("size", *ours, *"vllm serve Qwen/Qwen3-8B --max-num-seqs 8 -tp 2".split())
+    code, said, errors = type_command(
+        "size", *ours, "vllm", "serve", "Qwen/Qwen3-8B", "-tp", "2", "--max-num-seqs", "8"
+    )
     assert (code, errors.splitlines()[1]) == (0, "Replaced by the flags of kvsim: --model --max-num-seqs.")
     assert "meta-llama/Meta-Llama-3-8B on 2 x H200" in said
 
