@@ -10,6 +10,7 @@ import pytest
 from kvsim.live.kv_event_feed import CacheState
 from kvsim.live.metrics import parse_metrics
 from kvsim_tui.live.metrics_app import MetricsApp
+from kvsim_tui.live.metrics_text import chart_lines
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +70,16 @@ async def test_what_the_metrics_say_is_on_every_screen(size: tuple[int, int], pl
         assert "\x1b" not in text
         assert "100–500 ms" in text or "100-500 ms" in text
         assert not plain or text.isascii()
+
+
+@pytest.mark.parametrize("height", [2, 3, 4, 5, 8, 20])
+def test_charts_are_told_apart_and_say_how_far_they_reach(height: int) -> None:
+    polls = [replace(look, waiting=1234) for look in Looks().seen]
+    lines = [line.plain for line in chart_lines(polls, 60, height, plain=True)]
+    assert len(lines) == (height if height >= 3 else 0)
+    names = [line[:13].strip() for line in lines if line[:13].strip()]
+    assert names == (["in use 0-100%", "running 0-3", "waiting 1,234"] if lines else [])
+    assert lines.count("") == (2 if height >= 5 else 0)
 
 
 async def test_a_feed_that_ends_is_not_shown_as_live() -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from kvsim.live.server_load import ServerLoad
 
 _LABEL_WIDTH: Final = 13
+_LEAST_HEIGHT_FOR_GAPS: Final = 5
 _PLAIN_EIGHTHS: Final = " .:-=+*#@"
 _TIMES: Final = {"ttft": "first token", "inter_token": "between two", "queue": "in the queue", "e2e": "end to end"}
 """Name of each distribution of times in the table. "between two" means between two output tokens."""
@@ -104,25 +105,30 @@ def time_lines(load: ServerLoad, width: int, *, plain: bool) -> list[Text]:
 def chart_lines(polls: Sequence[ServerMetrics], width: int, height: int, *, plain: bool) -> list[Text]:
     """Return charts of usage, running and waiting requests over successive `polls`, in ASCII if `plain`.
 
-    They have `height` lines altogether; no line if `height` is below 3.
+    They have `height` lines altogether, with blank lines between charts if there is room; none if it is below 3.
     """
     if height < 3:
         return []
     series = (
-        ("in use", [poll.usage for poll in polls], 1.0, "100%"),
-        ("running", [float(poll.running) for poll in polls], None, ""),
-        ("waiting", [float(poll.waiting) for poll in polls], None, ""),
+        ("in use", [100 * poll.usage for poll in polls], 100.0, "%", "bar"),
+        ("running", [float(poll.running) for poll in polls], None, "", "label"),
+        ("waiting", [float(poll.waiting) for poll in polls], None, "", "label"),
     )
-    heights = [height // 3 + (number < height % 3) for number in range(3)]
+    has_gaps = height >= _LEAST_HEIGHT_FOR_GAPS
+    room = height - 2 * has_gaps
+    heights = [room // 3 + (number < room % 3) for number in range(3)]
     marks = _PLAIN_EIGHTHS if plain else COLOR.up
-    lines = []
-    for (name, values, top, top_name), rows in zip(series, heights, strict=True):
+    lines: list[Text] = []
+    for (name, values, top, unit, style), rows in zip(series, heights, strict=True):
+        if lines and has_gaps:
+            lines.append(Text())
         highest = top or max(*values, 1.0)
-        label = name if rows == 1 else f"{name}, {top_name or f'{highest:,.0f}'}"
+        label = f"{name} 0-{highest:,.0f}{unit}"
+        label = label if len(label) <= _LABEL_WIDTH else f"{name} {highest:,.0f}"
         bars = columns(np.array(_maxima_per_column(values, width - _LABEL_WIDTH - 1)), highest, rows).tolist()
         for row, eighths in enumerate(bars):
             bar = "".join(marks[eighth] for eighth in eighths)
-            lines.append(Text.assemble(((label if row == 0 else "").ljust(_LABEL_WIDTH + 1), "label"), (bar, "bar")))
+            lines.append(Text.assemble(((label if row == 0 else "").ljust(_LABEL_WIDTH + 1), "label"), (bar, style)))
     return lines
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _SAMPLE_WIDTH = 2
 _LEAST_HEIGHT_FOR_OWNERS = 20
+_RAGGED = 20
+"""Number of characters that may stay empty at the end of a line before its last, as entries are never cut."""
 
 
 class BelowPool(Widget):
@@ -116,14 +118,15 @@ class BelowPool(Widget):
             [self._session],
             self._symbols,
             style,
-            room - len(words) if num_lines == 1 else room,
+            room,
             lit=pool.lit_name,
             marked=self._marked_words(),
             num_lines=num_lines,
             shows=pool.shows,
             counts_holders=pool.counts_holders,
         )
-        if words:
+        used = sum(segment.cell_length for entry in entries for segment in entry)
+        if words and used + len(words) <= num_lines * (room - _RAGGED) + _RAGGED:  # the inspector says it, too
             entries[0].insert(0, Segment(words, style))
         return label, entries
 
