@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import tokenize
 from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvsim.engine import continuation, initialization
+from kvsim.engine import continuation, driver, initialization
 from kvsim.engine.machine_code import compiled
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import block_pool
@@ -244,14 +245,35 @@ def test_machine_code_of_sources_as_they_were_before_is_removed(
     folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources, times = tmp_path_factory.mktemp("sources"), list[int]()
-    for text in ("one", "two"):
-        (sources / "rule.py").write_text(text)
+    code_and_texts = (
+        b'def rule():\n    return "#1"\n',
+        b'"""Decide."""\n\n\ndef rule():  # y\n    """Return.\n\n    One.\n    """\n    # 1\n\n    return "#1"\n',
+        b'def rule():\n    """Return a number."""\n    return "#2"\n',
+        b'def rule():\nreturn "#2"\n',
+    )
+    made = []
+    for text in code_and_texts:
+        (sources / "rule.py").write_bytes(text)
         code = draw_from(monkeypatch, times)
         compiled._stem.cache_clear()
         code._sources = (sources,)
         code(engine_of([1]), 1, 0.0)
-    assert len(times) == 2
+        made.append(len(times))
+    assert made == [1, 1, 2, 3]
     assert len(list(folder.iterdir())) == 1
+
+
+def test_texts_in_triple_quotes_are_docstrings_in_what_is_compiled() -> None:
+    """Machine code is found again where nothing else has changed."""
+    begins = {tokenize.ENCODING, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    for file in (file for folder in driver._SOURCES for file in folder.glob("**/*.py")):
+        before = tokenize.ENCODING
+        with file.open("rb") as source:
+            for token in tokenize.tokenize(source.readline):
+                is_docstring = token.string.startswith('"""') and before in begins
+                assert is_docstring or '"""' not in token.string, (file, token.start)
+                if token.type not in {tokenize.COMMENT, tokenize.NL}:
+                    before = token.type
 
 
 def test_where_nothing_can_be_kept_it_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ _OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrappe
 that times equal the interpreter's to the last bit.
 """
 
+_TRIPLE_QUOTES = 3 * b'"'
+
 _parts: list[Callable[..., Any]] = []
 _replacements: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
@@ -63,7 +65,7 @@ class MachineCode:
     """Machine code of an entry point, the one function that Python calls. Machine code is stored on disk.
 
     Python calls an instance with the arguments of the entry point: an engine, an action and a number. `sources` are the
-    folders with the Python files of all parts; a hash of these files is in the name of the machine code's file.
+    folders with the Python files of all parts; a hash of their code is in the name of the machine code's file.
     """
 
     def __init__(self, function: EntryPoint, sources: Sequence[Path]) -> None:
@@ -219,4 +221,19 @@ def _print_message(message: str) -> None:
 
 def _fingerprint(sources: Sequence[Path]) -> str:
     files = [file for folder in sources for file in sorted(folder.glob("**/*.py"))]
-    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return sha256(b"".join(code_of(file.read_bytes()) for file in files)).hexdigest()[:16]
+
+
+def code_of(source: bytes) -> bytes:
+    """Return a Python source without docstrings, comments and empty lines, on which machine code does not depend.
+
+    Every text in triple quotes counts as a docstring. A comment with a quote that follows code is kept, because it may
+    be part of a text. Parsing would find every comment, but takes half a second.
+    """
+    lines = b"".join(source.split(_TRIPLE_QUOTES)[::2]).splitlines()
+    return b"".join(code.rstrip() + b"\n" for line in lines if (code := _without_comment(line)).strip())
+
+
+def _without_comment(line: bytes) -> bytes:
+    code, _, comment = line.partition(b"#")
+    return line if code.strip() and (b"'" in comment or b'"' in comment) else code
