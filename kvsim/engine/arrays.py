@@ -6,7 +6,7 @@ elements have the same fields. The functions of the engine read and write `recor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import repeat
 from operator import attrgetter
@@ -48,6 +48,41 @@ class Growing(list[Any]):
         if index == len(self):
             self.append(self._record())
         return super().__getitem__(index)
+
+
+class Lazy(dict[int, Any]):
+    """Records that are created when they are first accessed: a small run of a large server uses few of its blocks.
+
+    In other respects, it works like a list of records. Interpreted code reads an element as fast as one of a `dict`.
+    """
+
+    def __init__(self, record: type, columns: dict[str, npt.NDArray[Any]]) -> None:
+        """Args:
+        record: class of the records.
+        columns: initial values, by field; the other fields begin with their default values.
+        """
+        super().__init__()
+        self._record, self._columns = record, {name: values.copy() for name, values in columns.items()}
+        self._size = len(next(iter(columns.values())))
+
+    def __missing__(self, index: int) -> Any:
+        if not 0 <= index < self._size:
+            raise IndexError(f"there is no record {index}")
+        made = self[index] = self._record(**{name: values.item(index) for name, values in self._columns.items()})
+        return made
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(self._size))
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """Return a copy of the field `name` of all records. It creates no record."""
+        values = np.full(self._size, getattr(self._record(), name), dtype_of(self._record)[name])
+        values[:] = self._columns.get(name, values)
+        values[[*self.keys()]] = [*map(attrgetter(name), self.values())]
+        return values
 
 
 class Element(np.void):  # type: ignore[misc]  # final in NumPy's stubs only; `np.record` inherits from it
@@ -121,6 +156,17 @@ def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[
     return cast("Records[Record]", made)
 
 
+def make_with(record: type[Record], *, compiled: bool, **columns: npt.NDArray[Any]) -> Records[Record]:
+    """Return records with these initial values of fields. If `compiled`, the other fields are zeros; otherwise, they
+    have their default values.
+    """
+    if not compiled:
+        return cast("Records[Record]", Lazy(record, columns))
+    made = make(record, len(next(iter(columns.values()))), compiled=True)
+    fill(made, 0, **columns)
+    return made
+
+
 def numbers(values: npt.NDArray[np.integer[Any]], *, compiled: bool) -> Numbers:
     """Return `values` as a list; with `compiled`, unchanged."""
     made: Any = values if compiled else values.tolist()
@@ -161,6 +207,8 @@ def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDAr
     """Return a copy of the field `name` of the first `end` records as an array; of all records if `end` is None."""
     if isinstance(records, np.ndarray):
         return np.array(records[name][:end])  # a copy, since the engine writes to its records again
+    if isinstance(records, Lazy):
+        return records.column(name)[:end]
     rows = cast("list[Any]", records)[:end]
     kind = dtype_of(type(rows[0]))[name] if rows else np.int64
     return np.array([*map(attrgetter(name), rows)], kind)
@@ -168,7 +216,9 @@ def column(records: Records[Any], name: str, end: int | None = None) -> npt.NDAr
 
 def listed_column(records: Records[Any], name: str) -> list[Any]:
     """Return the field `name` of all records as a list, whose elements are read faster than those of an array."""
-    return records[name].tolist() if isinstance(records, np.ndarray) else [*map(attrgetter(name), cast("Any", records))]
+    if isinstance(records, np.ndarray | Lazy):
+        return cast("list[Any]", column(records, name).tolist())
+    return [*map(attrgetter(name), cast("Any", records))]
 
 
 def copied(records: Records[Any], end: int) -> npt.NDArray[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine import combinations, recorded_rows, records, scheduler
-from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
+from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, make_with, numbers
 from kvsim.engine.coefficients import step_times
 from kvsim.engine.connector import connected, connector_initialization, disaggregated
 from kvsim.engine.custom import custom_memory
@@ -457,10 +457,9 @@ def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
 
 def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) -> Records[records.Block]:
     """Return the records of all blocks, linked into the free queue: in the order `initial_free`, else by id."""
-    blocks = make(records.Block, num_usable + 1, compiled=compiled)
     ids = np.arange(num_usable + 1)
     queue = ids if initial_free is None else np.array([0, *initial_free])
     following, preceding = np.zeros_like(ids), np.zeros_like(ids)
     following[queue], preceding[queue] = np.roll(queue, -1), np.roll(queue, 1)
-    fill(blocks, 0, next=following, previous=preceding, key=NO_KEY)
-    return blocks
+    keys = np.full(num_usable + 1, NO_KEY)
+    return make_with(records.Block, compiled=compiled, next=following, previous=preceding, key=keys)

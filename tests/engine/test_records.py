@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
 
+import numpy as np
 import pytest
 
 from kvsim.engine import engine_settings, host_tier, recorded_rows, records
-from kvsim.engine.arrays import make
+from kvsim.engine.arrays import column, dtype_of, listed_column, make, make_with
 
 MODULES = (engine_settings, host_tier, recorded_rows, records)
 RECORDS = {value for module in MODULES for value in vars(module).values() if is_dataclass(value)}
@@ -39,3 +40,20 @@ def test_settings_of_features_are_constants_only_in_a_run_without_features() -> 
     assert dict(engine_settings.constants_of(settings)) == constants
     settings.encoder_tokens = 100
     assert engine_settings.constants_of(settings) == ()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_records_that_nobody_has_used_have_their_initial_values(compiled: bool) -> None:
+    following, keys = np.array([3, 0, 1, 2]), np.full(4, 9)
+    made = make_with(records.Block, compiled=compiled, next=following, key=keys)
+    made[2].next, made[2].refs, made[0].key = 7, 1, 5
+    following[:] = 8  # which is the caller's own
+    assert len(made) == 4
+    for name, values in {"next": [3, 0, 7, 2], "key": [5, 9, 9, 9], "refs": [0, 0, 1, 0], "previous": [0] * 4}.items():
+        read = column(made, name)
+        assert (read.tolist(), read.dtype) == (values, dtype_of(records.Block)[name])
+        assert listed_column(made, name) == column(made, name, 4).tolist() == values
+        assert column(made, name, 3).tolist() == values[:3]
+    assert [made[index].next for index in range(4)] == [3, 0, 7, 2] == [block.next for block in made]
+    with pytest.raises(IndexError):
+        made[4]

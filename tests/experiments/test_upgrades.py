@@ -129,7 +129,7 @@ def test_the_model_of_the_report_has_its_tokens_in_the_log(kvsim: Run, tmp_path:
 
 
 def test_the_comparison_is_told_in_words(kvsim: Run) -> None:
-    done = kvsim("compare", "--vllm", "0.22.1", "0.33.0", "--num-requests", "60", "--num-blocks", "400")
+    done = kvsim("compare", "--vllm", "0.22.1", "0.24.0", "--num-requests", "60", "--num-blocks", "400")
     assert done.returncode == 0, done.stderr
     assert "The first decision that differs: step" in done.stdout
     assert "because of: Freed blocks that hold no cached prefix are reused first." in done.stdout
