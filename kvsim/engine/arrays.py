@@ -56,14 +56,15 @@ class Lazy(dict[int, Any]):
     In other respects, it works like a list of records. Interpreted code reads an element as fast as one of a `dict`.
     """
 
-    def __init__(self, record: type, columns: dict[str, npt.NDArray[Any]]) -> None:
+    def __init__(self, record: type, size: int, columns: dict[str, npt.NDArray[Any]]) -> None:
         """Args:
         record: class of the records.
+        size: number of records.
         columns: initial values, by field; the other fields begin with their default values.
         """
         super().__init__()
-        self._record, self._columns = record, {name: values.copy() for name, values in columns.items()}
-        self._size = len(next(iter(columns.values())))
+        self._record, self._size = record, size
+        self._columns = {name: values.copy() for name, values in columns.items()}
 
     def __missing__(self, index: int) -> Any:
         if not 0 <= index < self._size:
@@ -156,13 +157,13 @@ def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[
     return cast("Records[Record]", made)
 
 
-def make_with(record: type[Record], *, compiled: bool, **columns: npt.NDArray[Any]) -> Records[Record]:
-    """Return records with these initial values of fields. If `compiled`, the other fields are zeros; otherwise, they
-    have their default values.
+def make_lazily(record: type[Record], size: int, *, compiled: bool, **columns: npt.NDArray[Any]) -> Records[Record]:
+    """Return `size` records as `make` does, with `columns` as initial values of fields. Interpreted code creates each
+    when it is first accessed.
     """
     if not compiled:
-        return cast("Records[Record]", Lazy(record, columns))
-    made = make(record, len(next(iter(columns.values()))), compiled=True)
+        return cast("Records[Record]", Lazy(record, size, columns))
+    made = make(record, size, compiled=True)
     fill(made, 0, **columns)
     return made
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvsim.engine import combinations, recorded_rows, records, scheduler
-from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, make_with, numbers
+from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_lazily, make_one, numbers
 from kvsim.engine.coefficients import step_times
 from kvsim.engine.connector import connected, connector_initialization, disaggregated
 from kvsim.engine.custom import custom_memory
@@ -191,7 +191,7 @@ class EnginePlan:
         times = step_times(self.step_time, compiled=compiled)
         most_drafts = self.most_unsure if self.drafts else 0
         zeros = partial(_zeros, compiled=compiled)
-        records_of = partial(make, compiled=compiled)
+        records_of, lazy_records_of = partial(make, compiled=compiled), partial(make_lazily, compiled=compiled)
         return Engine(
             memory=custom_memory.CUSTOM if is_custom else memory_of(policy, self.connector),
             scheduler=sglang_scheduler.SGLANG if isinstance(policy, Radix) else scheduler.SCHEDULER,
@@ -220,8 +220,8 @@ class EnginePlan:
             entries=zeros((room.num_places + 1) * room.width),
             prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
             blocks=_blocks(self.num_units if room.num_places else 0, self.initial_free, compiled=compiled),
-            expiry_counts=records_of(records.ExpiryCount, self.num_units + 1 if settings.has_windows else 0),
-            buckets=records_of(records.Bucket, num_buckets(demand, policy, self.num_units)),
+            expiry_counts=lazy_records_of(records.ExpiryCount, self.num_units + 1 if settings.has_windows else 0),
+            buckets=lazy_records_of(records.Bucket, num_buckets(demand, policy, self.num_units)),
             **self._optional_parts(settings, room, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),
@@ -462,4 +462,4 @@ def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) 
     following, preceding = np.zeros_like(ids), np.zeros_like(ids)
     following[queue], preceding[queue] = np.roll(queue, -1), np.roll(queue, 1)
     keys = np.full(num_usable + 1, NO_KEY)
-    return make_with(records.Block, compiled=compiled, next=following, previous=preceding, key=keys)
+    return make_lazily(records.Block, num_usable + 1, compiled=compiled, next=following, previous=preceding, key=keys)

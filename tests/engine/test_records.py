@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvsim.engine import engine_settings, host_tier, recorded_rows, records
-from kvsim.engine.arrays import column, dtype_of, listed_column, make, make_with
+from kvsim.engine.arrays import column, dtype_of, listed_column, make, make_lazily
 
 MODULES = (engine_settings, host_tier, recorded_rows, records)
 RECORDS = {value for module in MODULES for value in vars(module).values() if is_dataclass(value)}
@@ -45,7 +45,7 @@ def test_settings_of_features_are_constants_only_in_a_run_without_features() -> 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_records_that_nobody_has_used_have_their_initial_values(compiled: bool) -> None:
     following, keys = np.array([3, 0, 1, 2]), np.full(4, 9)
-    made = make_with(records.Block, compiled=compiled, next=following, key=keys)
+    made = make_lazily(records.Block, 4, compiled=compiled, next=following, key=keys)
     made[2].next, made[2].refs, made[0].key = 7, 1, 5
     following[:] = 8  # which is the caller's own
     assert len(made) == 4

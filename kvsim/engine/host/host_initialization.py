@@ -6,7 +6,7 @@ from typing import Any, TypeGuard, cast
 
 import numpy as np
 
-from kvsim.engine.arrays import make, make_growing, make_one, numbers
+from kvsim.engine.arrays import make, make_growing, make_lazily, make_one, numbers
 from kvsim.engine.host_tier import (
     NUM_LISTS,
     CopyRow,
@@ -128,7 +128,7 @@ def host_tier(
     num_records = NUM_LISTS + (3 * slots if settings.adaptive else slots)
     state = make_one(HostState, compiled=compiled)
     state.num_free = slots
-    blocks = make(HostBlock, num_records, compiled=compiled)
+    blocks = make_lazily(HostBlock, num_records, compiled=compiled)
     heads: Any = blocks
     for index in range(NUM_LISTS):
         heads[index].next = heads[index].previous = index
@@ -140,7 +140,7 @@ def host_tier(
         lists=make(HostList, NUM_LISTS, compiled=compiled),
         buckets=numbers(np.zeros(1 << num_records.bit_length(), np.int64), compiled=compiled),
         sources=numbers(np.zeros(slots * per_slot, np.int64), compiled=compiled),
-        jobs=make(Job, most_jobs + 1, compiled=compiled),
+        jobs=make_lazily(Job, most_jobs + 1, compiled=compiled),
         sequences=make(HostSequence, num_requests + 1, compiled=compiled),
         allocated_in=numbers(np.zeros(num_units + 1, np.int64), compiled=compiled),
         copy_rows=make_growing(CopyRow, _FIRST_COPY_ROWS + slots * per_slot + num_units + 1, compiled=compiled),
