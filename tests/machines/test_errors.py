@@ -94,15 +94,15 @@ def ways(model: Model) -> list[Model]:
 RECORDED = {name for known in known_errors().values() for name in known.gpus}
 FIRST = {gpu.architecture: gpu for gpu in reversed(GPUS)}
 """The first listed GPU of each architecture."""
-EVERY_GPU = [
-    pytest.param(gpu, id=gpu.name, marks=[pytest.mark.slow] * (gpu not in FIRST.values() and gpu.name not in RECORDED))
-    for gpu in GPUS
+LABELS = [
+    *(pytest.param(gpu, MODELS[::3], id=f"{gpu.name}, some models") for gpu in FIRST.values()),
+    *(pytest.param(gpu, MODELS, id=gpu.name, marks=[pytest.mark.slow] * (gpu.name not in RECORDED)) for gpu in GPUS),
 ]
 
 
-@pytest.mark.parametrize("gpu", EVERY_GPU)
-def test_every_label_names_its_own_class_or_says_that_it_was_never_measured(gpu: Gpu) -> None:
-    for name in MODELS:
+@pytest.mark.parametrize(("gpu", "models"), LABELS)
+def test_every_label_names_its_own_class_or_says_that_it_was_never_measured(gpu: Gpu, models: tuple[str, ...]) -> None:
+    for name in models:
         for model in ways(find_model(name)):
             for captured in (True, False) if model.tensor_parallel_size == 1 else (True,):
                 try:

@@ -139,15 +139,29 @@ def sparse(workload: Workload, factor: float) -> Workload:
 SINGLE = Workload(arrival_s=10.0 * np.arange(20), prompt_tokens=[30] * 20, output_tokens=[4] * 20)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
-@given(
+any_run = given(
     workload=workloads(),
     policy=POLICIES,
     factor=st.sampled_from([1.0, 5.0, 100.0]),
     room=st.sampled_from([0.6, 1.0, 3.0]),
 )
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@any_run
 @example(workload=SINGLE, policy=Paged(scheduler=ContinuousSettings(max_model_len=48)), factor=1.0, room=3.0)
-def test_means_are_what_the_events_add_up_to(workload: Workload, policy: Policy, factor: float, room: float) -> None:
+def test_means_are_what_the_events_add_up_to(**run: Any) -> None:
+    assert_means_of_events(**run)
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@any_run
+def test_means_of_many_runs_are_what_the_events_add_up_to(**run: Any) -> None:
+    assert_means_of_events(**run)
+
+
+def assert_means_of_events(workload: Workload, policy: Policy, factor: float, room: float) -> None:
     workload, machine = sparse(workload, factor), machine_of(int(room * policy.max_model_len) + 40)
     try:
         recording = simulate(workload, policy, machine, engine="interpreted", refuse_misfits=True)

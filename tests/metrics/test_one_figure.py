@@ -16,7 +16,7 @@ from kvsim.errors import StalledError
 
 from ..simulation.drawn_settings import drawn_settings
 
-FEW, MANY = 25, 600
+FEW, MANY = 15, 600
 """Draws with every change, and with all that is slow."""
 _ONLY_ONE_SAYS = (
     "name",

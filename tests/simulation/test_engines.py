@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,6 +37,7 @@ from kvsim.simulation import EngineName, Machine, Measured, measure, record, sim
 from kvsim.workload import LogNormal, Poisson, Ragged, SharedPrefixes, Workload, generate
 
 from ..conformance.modes import FASTEST
+from ..thinned import one_of
 
 ENGINES: tuple[EngineName, ...] = ("interpreted",) if FASTEST is False else ("interpreted", "compiled")
 MODEL = find_model("Meta-Llama-3-8B")
@@ -185,7 +187,7 @@ any_run = given(
 )
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
 @any_run
 def test_any_workload_under_any_policy(**run: Any) -> None:
     assert_same_run(**run)
@@ -247,10 +249,11 @@ def test_workloads_like_the_golden_ones(file: Path) -> None:
     assert_same(workload, policy, machine_of(golden.num_blocks * policy.unit_tokens), refuse_misfits=True)
 
 
-@pytest.mark.parametrize("sync", [False, True], ids=["ahead", "sync"])
-@pytest.mark.parametrize("caching", [False, True], ids=["no cache", "prefix cache"])
-@pytest.mark.parametrize("num_blocks", [60, 2000], ids=["starved", "ample"])
-def test_requests_of_realistic_length(sync: bool, caching: bool, num_blocks: int) -> None:
+@pytest.mark.parametrize(
+    "served", one_of(3, product(("starved", "ample"), ("no cache", "prefix cache"), ("ahead", "sync"))), ids="-".join
+)
+def test_requests_of_realistic_length(served: tuple[str, str, str]) -> None:
+    num_blocks, caching, sync = 60 if served[0] == "starved" else 2000, served[1] == "prefix cache", served[2] == "sync"
     workload = generate(
         60,
         arrivals=Poisson(rate_per_s=40.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,16 @@ from kvsim.simulation.setup import Setup
 from kvsim.simulation.store_records import check_loads
 from kvsim.workload import Poisson, SharedPrefixes, Uniform, Workload, generate
 
+from ..thinned import one_of
+
 POLICY = Paged(
     scheduler=ContinuousSettings(max_model_len=64, max_num_seqs=8, max_num_batched_tokens=40),
     cache=PagedSettings(block_size=4),
 )
 SYNCHRONOUS = replace(POLICY, scheduler=replace(POLICY.scheduler, async_scheduling=False))
 OLD = replace(POLICY, scheduler=replace(POLICY.scheduler, vllm="0.25.1"))
-EVERY_POLICY = pytest.mark.parametrize("policy", [POLICY, SYNCHRONOUS, OLD], ids=["0.33.0", "synchronous", "0.25.1"])
+POLICIES = {"0.33.0": POLICY, "synchronous": SYNCHRONOUS, "0.25.1": OLD}
+EVERY_POLICY = pytest.mark.parametrize("policy", POLICIES.values(), ids=[*POLICIES])
 SLOW = KvLink(latency_s=0.05)
 
 
@@ -70,10 +74,13 @@ def apart(prefill: int = 1, decode: int = 2, **more: Any) -> Disaggregation:
     return Disaggregation(num_prefill=prefill, num_decode=decode, ranks=2, **more)
 
 
-@EVERY_POLICY
-@pytest.mark.parametrize("more", [{}, {"link": SLOW}, {"failed_share": 0.4, "recomputes": True}, {"failed_share": 0.4}])
-def test_every_prompt_is_computed_and_read_once_by_ranks_that_wait(policy: Paged, more: dict[str, Any]) -> None:
+TRANSFERS = ({}, {"link": SLOW}, {"failed_share": 0.4, "recomputes": True}, {"failed_share": 0.4})
+
+
+@pytest.mark.parametrize("served", one_of(3, product(POLICIES, TRANSFERS)), ids=str)  # each of both is in one that runs
+def test_every_prompt_is_computed_and_read_once_by_ranks_that_wait(served: tuple[str, dict[str, Any]]) -> None:
     """With `check`, the account of each rank is checked at every step, and in the end none holds a block."""
+    policy, more = POLICIES[served[0]], served[1]
     recordings, fleet = simulate_fleet(requests(), policy, ranks(), apart(**more), check=True)
     prefilled, answered = (
         sorted(np.concatenate([each.requests.id for each in side])) for side in (recordings[:2], recordings[2:])
@@ -191,8 +198,7 @@ def test_a_rank_that_loads_from_host_memory_does_not_delay_the_others() -> None:
         assert np.diff(each.steps.start_s)[decodes].max() < 0.2
 
 
-@settings(max_examples=12, deadline=None)
-@given(
+any_ranks = given(
     seed=st.integers(0, 99),
     rate_per_s=st.sampled_from([20.0, 200.0, 2000.0]),
     num_blocks=st.integers(24, 80),
@@ -201,7 +207,22 @@ def test_a_rank_that_loads_from_host_memory_does_not_delay_the_others() -> None:
     has_experts=st.booleans(),
     users=st.sampled_from([None, 5]),
 )
-def test_nothing_is_lost_between_ranks(
+
+
+@settings(max_examples=5, deadline=None)
+@any_ranks
+def test_nothing_is_lost_between_ranks(**drawn: Any) -> None:
+    assert_nothing_is_lost(**drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@any_ranks
+def test_nothing_is_lost_between_many_ranks(**drawn: Any) -> None:
+    assert_nothing_is_lost(**drawn)
+
+
+def assert_nothing_is_lost(
     seed: int, rate_per_s: float, num_blocks: int, latency_s: float, shape: tuple[int, int], has_experts: bool,
     users: int | None,
 ) -> None:  # fmt: skip
