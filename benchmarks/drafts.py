@@ -41,8 +41,11 @@ HEAD = {"num_hidden_layers": 1, "draft_vocab_size": None}
 EAGLE3_HEAD = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32000}
 """Fields of the configuration of a head: one layer, and the output projection of all or of the most frequent tokens."""
 DRAFT_MODEL = "Llama-3.2-1B"
-SERVERS = ("plain", "waiting", "eagle3", "eagle", "draft_model", "ngram", "ngram_gpu", "adapters")
-"""Servers by name; `waiting` schedules a step after the output of the last, and has the model runner of n-grams."""
+SERVERS = ("plain", "synchronous", "waiting", "eagle3", "eagle", "draft_model", "ngram", "ngram_gpu", "adapters")
+"""Servers by name.
+
+`synchronous` and `waiting` schedule a step after the output of the last one. `waiting` has the model runner of n-grams.
+"""
 SLOTS = 4
 OUTPUT_TOKENS = 120
 SIZES = "1x200,16x200,64x200,128x200,16x4000"
@@ -61,7 +64,7 @@ def sizes_of(text: str) -> list[tuple[int, int]]:
 
 def loads_of(server: str, arguments: argparse.Namespace) -> list[tuple[str, Workload]]:
     """Return the loads of a server, with a name for the recording of each."""
-    drafts = arguments.drafts if server not in ("plain", "waiting", "adapters") else 0
+    drafts = arguments.drafts if server not in ("plain", "synchronous", "waiting", "adapters") else 0
     return [
         (
             f"vllm-{arguments.model}-{server}-k{drafts}-{adapters}-{num_seqs}x{prompt_tokens}",
@@ -88,7 +91,7 @@ def settings_of(server: str, arguments: argparse.Namespace, drafter: str) -> dic
     """Return vLLM's settings of a server; `drafter` is the model that drafts, or its folder."""
     if server == "plain":
         return {}
-    if server == "waiting":
+    if server in ("synchronous", "waiting"):
         return {"async_scheduling": False}
     if server == "adapters":
         return {"enable_lora": True, "max_loras": SLOTS, "max_lora_rank": arguments.rank}
