@@ -228,9 +228,9 @@ def test_a_pool_of_more_blocks_than_any_server_has_is_refused_before_it_is_made(
 
 @pytest.mark.parametrize(("ahead", "num_in_flight"), [(False, 1), (True, 2)])
 def test_blocks_that_are_freed_late_have_a_table_for_each_step_in_flight(*, ahead: bool, num_in_flight: int) -> None:
-    scheduler = ContinuousSettings(max_num_seqs=3, async_scheduling=ahead)
+    scheduler = ContinuousSettings(max_num_seqs=3, async_scheduling=ahead, vllm="0.25.1")
     policy = Paged(scheduler=scheduler, cache=PagedSettings(block_size=4, kv_offloading_size=1))
-    driver = driver_of(policy, 10, *[(8, 4)] * 100)
+    driver = driver_of(policy, 10, *[(8, 4)] * 100, unit_bytes=1 << 20)
     assert driver.engine.state.num_free_places == 3 + 3 * num_in_flight + 10, "run, freed late, load"
 
 
