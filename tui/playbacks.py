@@ -54,8 +54,7 @@ class Playbacks(AppInterface):
     def playback_for(self, shown: Session | ComparedRuns | FleetServers | Guided) -> PlaybackScreen:
         """Return the screen that plays `shown`.
 
-        The screen already has the style classes for the size of the terminal, so that its first frame is drawn only
-        once.
+        The screen already has the style classes for the size of the terminal, so that it is first drawn only once.
         """
         playback = self._playback_for(shown)
         for breakpoints, length in (

@@ -29,8 +29,7 @@ _SHOWN = {
 
 
 class Rows(Sequence[Mapping[str, Any]]):
-    """Results with a row per run. A row maps the name of a column to its value; None where the run does not define the
-    value.
+    """Results with a row per run. A row maps the name of a column to its value; None where the run lacks it.
 
     The names of nested figures are joined by dots: "ttft_s.mean" is in seconds, "waste.pool_percent.token" in percent.
     """

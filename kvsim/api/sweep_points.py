@@ -46,8 +46,7 @@ def points_of(
 
     `workload` has the requests, and `source` is the recording that they come from; None if there is none. `policy` and
     the machine `given` have the settings that are not varied. `longest` is the `max_model_len` of policies that are
-    given by name; None for that of the machine. With `refuse_misfits`, a run leaves out requests that can never be
-    served.
+    given by name; None for that of the machine. With `refuse_misfits`, requests that can never be served are left out.
     """
     check_instance("vary", vary, Mapping, "a mapping such as {'num_blocks': [1000, 2000]}")
     for name, several in vary.items():

@@ -48,8 +48,7 @@ def has_weights(folder: Path) -> bool:
 def model_folder(model: str, scratch: Path) -> Path:
     """Return the folder `model` if it has a `config.json`.
 
-    Otherwise write the configuration of the model that kvsim lists as `model`, and return its folder, which is in
-    `scratch`.
+    Otherwise write the configuration of the model that kvsim lists as `model`, and return its folder in `scratch`.
 
     Raises:
         UnknownNameError: there is no such folder and no such model.

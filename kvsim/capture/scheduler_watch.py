@@ -86,8 +86,7 @@ class SchedulerRecorder:
         self._tables.set_layout(self._layout, self._release)
 
     def start(self, sink: LogSink, meta: dict[str, Any]) -> None:
-        """Begin a recording. Requests that the engine already has are not recorded. `meta` is the content of
-        `meta.json`.
+        """Begin a recording. Requests that the engine already has are not recorded. `meta` is for `meta.json`.
 
         Raises:
             RecordingError: this engine cannot be recorded.
@@ -237,8 +236,7 @@ class SchedulerRecorder:
     def updating(self, output: Any = None, answer: Any = None) -> None:
         """Report that the output of a step is about to be processed, or that requests are about to end.
 
-        `output` is vLLM's `SchedulerOutput` of the step, and `answer` the model's output; both None for ends without an
-        output.
+        `output` is vLLM's `SchedulerOutput` of the step, and `answer` the model's output; both None without an output.
         """
         self.report("seq")
         if self._drafts is not None and output is not None:
@@ -331,8 +329,7 @@ class SchedulerRecorder:
         """Return the seconds from when the server's front end got `request` until `time_s`.
 
         vLLM stamps a request there by the wall clock, before the text of its prompt is converted to tokens. The front
-        end may be another process, which has only this clock in common. The result is 0 if the stamp is of another
-        clock.
+        end may be another process, with only this clock in common. The result is 0 for a stamp of another clock.
         """
         assert self._begin_s is not None
         # The distance of the clocks is kept, so that delays are exact enough for the order of requests.

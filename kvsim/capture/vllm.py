@@ -138,8 +138,7 @@ def _rank_of(parallel: Any) -> int | None:
 def sink_from_environment(check: Callable[[], None], rank: int | None = None) -> LogSink | None:
     """Return a sink for the destinations in the environment; None without any, or if `check` raises a KvsimError.
 
-    `rank` is the index of a data-parallel rank, which gets a folder of its own in the server's folder; None without
-    ranks.
+    `rank` is the index of a data-parallel rank, with a folder of its own in the server's; None without ranks.
     """
     sinks: list[LogSink] = []
     folder, address = os.environ.get("KVSIM_RECORD"), os.environ.get("KVSIM_PUBLISH")

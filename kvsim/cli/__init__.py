@@ -158,8 +158,7 @@ def _check_arguments(arguments: list[str]) -> None:
 def _check_streams() -> None:
     """Open the null device for each standard stream that the shell has closed; exit if standard output is closed.
 
-    Otherwise the next opened file would get the descriptor of the closed stream, and printed text would go into that
-    file.
+    Otherwise the next opened file would get the descriptor of the closed stream, and get the printed text.
     """
     is_mute = sys.stdout is None
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):

@@ -259,8 +259,7 @@ def _policies(
 ) -> tuple[Mapping[str, AnyPolicy], list[str]]:
     """Return the policies to compare, by name, and notes on the choice.
 
-    If the scenario's paged policy evicts optimally, it is included twice: with vLLM's eviction, and with optimal
-    eviction.
+    If the scenario's paged policy evicts optimally, it is included twice: with vLLM's and with optimal eviction.
     """
     policies, notes = _named_policies(scenario, names, uniform_cache=uniform_cache)
     paged = policies.get(Paged.name)

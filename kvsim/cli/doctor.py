@@ -101,8 +101,7 @@ def command(*, source: str, as_json: bool, **flags: Any) -> None:
     """Explain the memory figures of a server, beside those that kvsim computes.
 
     The lines about memory in a start-up LOG are explained one by one. For METRICS (a file, an http:// address or
-    HOST:PORT) and for a RECORDING (a folder, or the name of one that comes with kvsim), the size of the cache is
-    explained.
+    HOST:PORT) and for a RECORDING (a folder, or the name of one that comes with kvsim), the cache's size is explained.
 
     Settings are read from the log, metrics or recording. Flags replace these settings, and add those that are missing
     there, such as --gpu.

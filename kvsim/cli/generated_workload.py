@@ -130,8 +130,7 @@ def _pauses(text: str) -> Pauses:
 
 
 def _lengths(flag: str, text: str, ratio: float | None) -> Lengths:
-    """Return the distribution of lengths that `text`, the value of `flag`, describes: a mean and a sigma, or one
-    length.
+    """Return the distribution of lengths that `text`, the value of `flag`, describes: mean and sigma, or one length.
 
     If `ratio` is given, `text` must be one length L. The lengths are then uniform from L * (1 - `ratio`) to
     L * (1 + `ratio`), rounded outwards.

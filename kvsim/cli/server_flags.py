@@ -121,8 +121,7 @@ def _flags(
 
 
 def _whole_flag(flag: str, spellings: Collection[str]) -> str:
-    """Return the flag that `flag` abbreviates: the only one in `spellings` that begins with it. SGLang accepts
-    abbreviations.
+    """Return the flag that `flag` abbreviates: the only one in `spellings` that begins with it. SGLang accepts these.
 
     If several or none begin with `flag`, return `flag` itself.
     """

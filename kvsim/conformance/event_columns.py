@@ -42,8 +42,7 @@ class EventColumns:
     steps: Rows
     """int[n, 5], one row per scheduled step.
 
-    Columns: moment; numbers of running, waiting and preempted sequences; number of free blocks, or -1 if it is not
-    compared.
+    Columns: moment; numbers of running, waiting and preempted sequences; number of free blocks, or -1 if not compared.
     """
     batch: Rows
     """int[n, 4], one row per scheduled request, in order of scheduling.

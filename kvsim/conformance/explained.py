@@ -174,8 +174,7 @@ class _VariantSearch:
     def unexplained(self) -> list[Finding]:
         """Return a finding for each rule that decides the first difference of a workload in `open`.
 
-        The most frequent rule is first. If settings in the first record differ, a finding about them precedes all
-        others.
+        The most frequent rule comes first. If settings in the first record differ, a finding about them is first.
         """
         by_rule = defaultdict(list)
         for answered, outcome in self.open.items():

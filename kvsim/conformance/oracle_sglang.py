@@ -56,8 +56,7 @@ _END_PAGES = 16
 def verify_sglang(
     workload: SGLangWorkload, records: Iterable[tuple[int, Mapping[str, Any]]], *, compiled: bool = False
 ) -> Verdict:
-    """Run `workload` in lockstep with the records of SGLang's scheduler. Return a verdict on the steps up to a
-    difference.
+    """Run `workload` in lockstep with the records of SGLang's scheduler. Return a verdict up to a difference.
 
     Each record comes with its line number. The first one has the scheduler's settings. With `compiled`, the engine runs
     as machine code.

@@ -141,8 +141,7 @@ class Recorded:
     def _evicts_unknown(self, changes: Rows) -> npt.NDArray[np.bool_]:
         """Tell, for each of `changes`, whether it evicts a prefix that was cached before the recording began.
 
-        The simulated engine does not know such prefixes. Their blocks have not been allocated since the recording
-        began.
+        The simulated engine does not know such prefixes. Their blocks have no allocation in the recording.
         """
         kind, block = changes[:, 1], changes[:, 4]
         appended, evicted = np.flatnonzero(kind == MemoryKind.APPEND), np.flatnonzero(kind == MemoryKind.EVICT)

@@ -78,8 +78,7 @@ def take_drafts(engine: Engine, sequence: Sequence, is_new: bool) -> int:
 
     All drafts of a sequence that the step admits (`is_new`) are padding. Their number includes those that
     `long_prefill_token_threshold` has cut off; newer releases of vLLM then raise an AssertionError. With asynchronous
-    scheduling, the sequence also gets a placeholder for each token that the step may yield, and the drafts of its next
-    step.
+    scheduling, the sequence also gets a placeholder for each token that the step may yield, and its next drafts.
     """
     num_verified = sequence.computed - sequence.num_tokens - sequence.placeholders
     if is_new and num_verified != sequence.drafts:

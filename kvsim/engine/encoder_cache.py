@@ -5,8 +5,7 @@ cache has no room for an image, the chunk of the prompt is cut right before it. 
 shared. Images that no sequence uses are evicted when room is needed, in the order in which they became unused. An
 occurrence of an image in a prompt is called an input.
 
-`plan` cuts a chunk and chooses the images to encode for it. `encode` puts them into the cache when the chunk is
-scheduled.
+`plan` cuts a chunk and chooses the images to encode for it. `encode` puts them into the cache as it is scheduled.
 """
 
 from __future__ import annotations
@@ -188,8 +187,7 @@ def settle(engine: Engine, launched: int, begin: int, last_number: int, num_reje
 
     One call does this for some of the step's sequences: from the one at index `begin` up to the one with number
     `last_number`; up to the last one of the step if `last_number` is 0. The step has rejected `num_rejected` drafts of
-    the sequence with number `last_number`, which do not count as computed. Return the index at which the next call
-    continues.
+    the sequence with number `last_number`, which do not count as computed. Return the next call's `begin`.
     """
     first, place = launched * engine.settings.max_num_seqs, begin
     while place < engine.launched[launched].num_computing:

@@ -60,8 +60,7 @@ class Demand:
         equals no other request.
 
         If `begins` is None, compare whole pages of `unit_tokens` tokens instead: return the key of the longest prefix
-        of whole pages within the first `BEGIN_TOKENS` tokens. If a page is longer than that, return the key of the
-        first page.
+        of whole pages within the first `BEGIN_TOKENS` tokens. If a page is longer, return the first page's key.
         """
         keys = self.begins
         if keys is None:
@@ -93,8 +92,7 @@ class Demand:
     def misfits(self, policy: Policy, num_units: int, layout: KVCacheLayout | None = None) -> npt.NDArray[np.bool_]:
         """Return True for each request that a pool of `num_units` units could not serve even alone: bool[num_requests].
 
-        With several KV-cache groups, a request can be served if the pool has all blocks that the request may hold at
-        once.
+        With several KV-cache groups, a request can be served if the pool has all blocks that it may hold at once.
         """
         if isinstance(policy, Static):
             fits = self.prompt + self.limit - 1 <= num_units

@@ -317,11 +317,9 @@ class Sequence(Bucketed):
 
 @dataclass(slots=True, eq=False, repr=False)
 class RequestDrafts:
-    """Location in `Engine.draft_counts` of two lists of a request: numbers of accepted drafts, and numbers of proposed
-    drafts.
+    """Location in `Engine.draft_counts` of two lists of a request: numbers of accepted and of proposed drafts.
 
-    A step uses the entry at index `n % length` of each list, where `n` is the number of the request's known output
-    tokens.
+    A step uses the entry at index `n % length` of each list, where `n` is the number of the request's known outputs.
     """
 
     first_accepted: int = 0

@@ -162,8 +162,7 @@ def _add_useful(engine: Engine, sequence: Sequence, before: int, after: int, slo
     """Count the useful slots of a sequence whose room grows from `before` to `after` tokens, with `slots` slots for
     each token.
 
-    Unsure tokens among them get the current time as the time of allocation. With `is_held`, they keep their earlier
-    one.
+    Unsure tokens among them get the current time as the time of allocation. With `is_held`, they keep theirs.
     """
     state = engine.state
     full = sequence.full_tokens

@@ -67,8 +67,7 @@ class Batches:
 def make_batch(
     call: Callable[[Any, Any], Result], common: Any, second: Mapping[str, Any]
 ) -> tuple[list[tuple[str, Result]], float]:
-    """Make the calls of a batch in a worker process. Return pairs of key and result, and the seconds that the calls
-    took.
+    """Make the calls of a batch in a worker process. Return pairs of key and result, and the seconds that they took.
 
     `common` is the first argument of all calls, and `second` has the second arguments by key.
     """

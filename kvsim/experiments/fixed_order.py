@@ -1,5 +1,4 @@
-"""Prefix hits of requests that are served one at a time: with vLLM's eviction rule, and the most that any rule can
-reach.
+"""Prefix hits of requests that are served one at a time: with vLLM's eviction rule, and the most of any rule.
 
 This maximum shows how much a better eviction rule could gain. If the order is fixed and requests do not overlap,
 eviction changes neither the next request nor the number of blocks that it takes. So Belady's rule is optimal.

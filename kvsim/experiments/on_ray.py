@@ -49,8 +49,7 @@ def _check_listens(address: str) -> None:
 class RayWorkers:
     """Workers that are actors of a Ray cluster.
 
-    An actor has a process, which imports kvsim once. With Ray's tasks instead, every call would first have to find a
-    process.
+    An actor has a process, which imports kvsim once. With Ray's tasks instead, each call would first have to find one.
     """
 
     def __init__(self, number: int) -> None:

@@ -51,8 +51,7 @@ def rungs(
 ) -> tuple[Rung, ...]:
     """Return the eight rungs with the limits of `scheduler`.
 
-    Without chunked prefill, prompts are not split, so a step has room for at least as many tokens as the longest
-    sequence.
+    Without chunked prefill, prompts are not split, so a step has room for as many tokens as the longest sequence.
     """
     limits = replace(
         scheduler,

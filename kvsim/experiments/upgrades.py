@@ -1,7 +1,6 @@
 """Effect of another release of vLLM on a load: the decisions that differ, and the rules that cause them.
 
-Every rule that the newer release changed is added to the older release twice: alone, and together with all earlier
-changes.
+Every rule that the newer release changed is added to the older release twice: alone, and with all earlier changes.
 """
 
 from __future__ import annotations

@@ -23,8 +23,7 @@ class Workers(Protocol):
     def results(
         self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
     ) -> Generator[tuple[str, Result], None, None]:
-        """Make `call` with the two arguments of each task. Yield the key and the result of each task, in order of
-        completion.
+        """Make `call` with the two arguments of each task. Yield each task's key and result, in order of completion.
 
         Several tasks may have the same object as first argument, which a cluster receives only once.
         """

@@ -31,8 +31,7 @@ UNPACKED_TABLE_BYTES = 1 << 29
 """Limit for the number of bytes of a table after decompression. A few kilobytes could otherwise become gigabytes."""
 _UNPACKED_AT_ONCE = 1 << 24
 _FEW_UNPACKED, _UNPACKED_PER_BYTE = 1 << 26, 128
-"""Limit for the bytes of a gzip file after decompression: the first number, plus the second times the compressed
-bytes.
+"""Limit for the bytes of a gzip file after decompression: the first, plus the second times the compressed bytes.
 
 Published traces expand about 20 times.
 """

@@ -1,8 +1,7 @@
 """Marks in output files. A mark names the command that wrote the file, so that a command replaces only its own output.
 
 A mark is at a place that the file format allows, and has a digest of all other bytes of the file. The digest does not
-match in a file that was edited or truncated, or that only quotes a mark, so a user's file is never taken for output of
-kvsim.
+match in a file that was edited or truncated, or that only quotes a mark, so a user's file is never taken for kvsim's.
 """
 
 from __future__ import annotations

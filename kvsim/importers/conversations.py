@@ -1,8 +1,7 @@
 """Reader of conversations and agents in JSON Lines: one turn per line, after the turn that it waits for.
 
 A line has `output_tokens`, and `prompt_tokens` (the whole prompt) or `new_tokens` (the part after the history). A turn
-waits for the previous line of the same `session`, or for the turn whose `id` is in `after`, so that sessions
-can branch.
+waits for the previous line of the same `session`, or for the turn whose `id` is in `after`, which allows branches.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ def looks_like(source: TextSource) -> bool:
 def read(source: TextSource) -> Workload:
     """Return the requests, with prefix hits where two prompts begin with the same chunks.
 
-    Two prompts share a unit of 16 tokens only if they have the same chunks up to and including the one in which the
-    unit ends.
+    Two prompts share a unit of 16 tokens only if they have the same chunks up to the one in which the unit ends.
     """
     chunk_tokens = _chunk_tokens(source)
     clock = Clock(path=source.path, column="timestamp", unit="s", from_first=False)

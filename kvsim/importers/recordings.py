@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 def workload_of(recording: Recording | RecordedRequests, *, waiting: bool = True) -> Workload:
-    """Return the requests of `recording` that have outputs, with their measured lengths and the times at which they
-    were sent.
+    """Return the requests of `recording` that have outputs, with their measured lengths and the times of sending.
 
     If the recording lacks these times, requests are sent when the engine received them. Without `waiting`, a turn of a
     session arrives at its recorded time, or when the previous answer is complete if that is later. With `waiting`, a

@@ -276,8 +276,7 @@ def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int
 
 
 def as_full(spec: LayerSpec) -> LayerSpec:
-    """Return the spec of a layer with a window or chunk, changed to keep every token. Other specs are returned
-    unchanged.
+    """Return the spec of a layer with a window or chunk, changed to keep every token. Others are returned unchanged.
 
     The spec keeps a sliding window, because it still limits what the layer reads; it does not keep a chunk. With
     `int4_per_token_head`, vLLM stores one element per byte in a converted chunked layer, and two in other full layers.

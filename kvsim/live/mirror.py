@@ -145,8 +145,7 @@ class Mirror:
                 self._cached.difference_update(blocks)
 
     def snapshot(self) -> list[list[Any]]:
-        """Return a log that brings a new reader to the present state. The next event `again` is then replaced; see
-        `apply`.
+        """Return a log that brings a new reader to the present state. The next event `again` is replaced; see `apply`.
 
         In this log, the present requests arrive and get their blocks in one step. Its last event has the rows of these
         requests on the server, and the server's next numbers of requests and steps.

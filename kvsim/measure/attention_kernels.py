@@ -38,8 +38,7 @@ def measure_attention(heads: Sequence[tuple[int, int, int]] = HEADS) -> tuple[st
     """Measure attention with each entry of `heads` in the launches of `DECODES`, `PREFILLS` and `MIXES`.
 
     An entry of `heads` has the number of query heads and of KV heads on one GPU, and the size of a head. Launches with
-    more than `_MOST_BYTES` of keys and values are left out. Return the name of the attention kernels, and one result
-    per launch.
+    more than `_MOST_BYTES` of keys and values are left out. Return the kernels' name, and one result per launch.
     """
     name, attend = _paged_attention()
     rows = []
@@ -119,8 +118,7 @@ def _vllm_attention(
 
 
 def _torch_attention(batch: Sequence[tuple[int, int]], heads: int, kv_heads: int, width: int) -> float:
-    """Return the seconds of PyTorch's attention without a paged cache: one call for all decodes, and one for each
-    prompt.
+    """Return the seconds of PyTorch's attention without a paged cache: one call for all decodes, one per prompt.
 
     `batch` has the context and the number of queries of each sequence, in tokens; `width` is the size of a head.
     """

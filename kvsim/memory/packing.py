@@ -38,8 +38,7 @@ class Packing:
 
 
 def first_fit_decreasing(lengths: Sequence[int], row_tokens: int) -> Packing:
-    """Pack the sequences, from the longest to the shortest, each into the first row of `row_tokens` slots that has
-    room.
+    """Pack the sequences, from the longest to the shortest, each into the first row of `row_tokens` slots with room.
 
     The number of rows is at most 11/9 of the minimum, plus one. With real lengths, almost no slot stays empty. The time
     is of order n log n.

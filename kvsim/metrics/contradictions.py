@@ -33,8 +33,7 @@ _WEIGHT_FIELDS = ("num_attention_heads", "hidden_size", "intermediate_size", "vo
 def refuse_contradictions(recording: Recording, folder: Path) -> Waste | None:
     """Check the figures of a recording that also follow from its other tables. Return the slots of its pool by state.
 
-    Return None for a recording without steps. `folder` is named in errors. `read_recording` has checked everything
-    else.
+    Return None for a recording without steps. `folder` is named in errors. `read_recording` has checked the rest.
     """
     check_events(recording, folder)
     _check_bytes(recording, folder / "meta.json")
@@ -222,8 +221,7 @@ class _UnitContents:
     def _hash(self, request: IntArray, position: IntArray, row: IntArray) -> tuple[IntArray, IntArray]:
         """Return the hash of each prompt up to the end of the unit at `position`, and whether the prompt has it.
 
-        `row` has the rows of the memory table, from which the KV-cache groups follow. Where a prompt has no such hash,
-        the hash is 0.
+        `row` has the rows of the memory table, from which the KV-cache groups follow. A missing hash is 0.
         """
         group = 0 if self._memory.group is None else self._memory.group[row]
         # The hash of a unit is that of its last tokens, since hashes are chained.

@@ -99,8 +99,7 @@ class FleetTotals:
     one_pool_hit_tokens: int
     """Prompt tokens that would be hits in one endless cache for all servers: an upper bound for every router."""
     mean_duplicate_bytes: float
-    """Bytes, on all GPUs together, of cached prefixes beyond one copy: mean over samples that are taken at some
-    arrivals.
+    """Bytes, on all GPUs together, of cached prefixes beyond one copy: mean over samples at some arrivals.
 
     A prefix on three servers counts twice.
     """

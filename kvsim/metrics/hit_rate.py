@@ -29,8 +29,7 @@ class PrefixHits(NamedTuple):
 def prefix_hits(meta: Meta, requests: Requests) -> PrefixHits:
     """Count the prefix hits of `requests`. Each prompt counts once, when its request is first scheduled.
 
-    vLLM counts in the same way from 0.27 on. Earlier releases count a prompt again at every look-up that admits
-    nothing.
+    vLLM counts in the same way from 0.27 on. Earlier releases count a prompt at every look-up.
     """
     looks_up = meta.prefix_caching or bool(meta.policy.get("kv_offloading_size"))
     begun = np.flatnonzero(~np.isnan(requests.first_scheduled_s))

@@ -47,8 +47,7 @@ class Ramps:
     """Computed tokens of every request while it holds memory: for each schedule row a jump, then one token per frame.
 
     With a row, the request has `first` computed tokens at frame `begin`, and one more in each of the next `rise`
-    frames. The row is valid until frame `end`, at which the request's next row begins or the request releases its
-    memory.
+    frames. The row is valid until frame `end`, at which the request's next row begins or its memory is released.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -83,8 +82,7 @@ class Ramps:
     ) -> npt.NDArray[np.int64]:
         """Return, for every frame, the number of computed tokens at positions [low, high), summed over all requests.
 
-        `low`, `high` and `weight` have an entry for each request. Each token counts `weight` times; once if `weight` is
-        None.
+        `low`, `high` and `weight` have an entry for each request. Each token counts `weight` times; once if it is None.
         """
         low, high = low[self._request], high[self._request]
         each = np.ones(len(low), np.int64) if weight is None else weight[self._request]

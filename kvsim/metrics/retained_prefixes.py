@@ -105,8 +105,7 @@ class _ReleasedBlocks(NamedTuple):
         self, recording: Recording, group: KVCacheGroup, file: Path, *, kept: npt.NDArray[np.bool_],
         least: IntArray, most: IntArray,
     ) -> None:  # fmt: skip
-        """Check that exactly these blocks stay cached: those that were prefix hits, and full blocks that are True in
-        `kept`.
+        """Check that exactly these blocks stay cached: those that were prefix hits, and full blocks True in `kept`.
 
         `least` and `most` are bounds on the number of cached tokens of the request, by row of `memory.parquet`. They
         determine which blocks must be full, and which may be. If the junction is unknown, any block that may be full

@@ -199,8 +199,7 @@ def _evictions(
 
     The latest allocation of a block before its eviction shows the block's request and position. Its key follows from
     them: `keys[offsets[i]:offsets[i + 1]]` are the keys of request `i`. A block of KV-cache group `g` covers
-    `hashes_per_block[g]` keys, and the last one is its own key. The next allocation shows the request that got the
-    block.
+    `hashes_per_block[g]` keys, and the last one is its own key. The next allocation shows who got the block.
     """
     rows = np.flatnonzero((memory.kind == MemoryKind.APPEND) | (memory.kind == MemoryKind.EVICT))
     extent, nth = expanded(memory.length[rows])

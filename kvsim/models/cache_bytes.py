@@ -1,8 +1,7 @@
 """Bytes of one token in the cache of one layer on one GPU, for every value of `--kv-cache-dtype`.
 
 The sizes are those that vLLM 0.25.1 allocates. With `int4_per_token_head`, vLLM packs two elements into a byte only in
-full-attention layers. In sliding layers, and in chunked layers converted to full ones, it allocates twice the bytes
-needed.
+full-attention layers. In sliding layers, and in chunked layers converted to full ones, it allocates twice as much.
 """
 
 from __future__ import annotations

@@ -60,8 +60,7 @@ class Model:
     layer_caches: tuple[tuple[int, ...], ...] = ()
     """Indices in `layer_kinds` of the caches of each layer.
 
-    A layer has no cache (feed-forward only), one, or two (attention and a recurrent state, or a latent and indexer
-    keys).
+    A layer has no cache (feed-forward only), one, or two (attention and a recurrent state, or latent and indexer keys).
     """
     mamba_chunk_size: int | None = None
     """Number of tokens that the kernels of a recurrent layer process at a time; None if not stated."""

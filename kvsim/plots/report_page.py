@@ -75,8 +75,7 @@ def write_report(
     """Write the folder `path` with `report.html`, `report.md` and `figures/`; return the path of the page.
 
     `given_as` has the names of the recordings on the command line. An earlier report is replaced; with `overwrite`,
-    other output of kvsim is, too. `progress` is called with the number of figures that are drawn, and the number of all
-    figures.
+    other output of kvsim is, too. `progress` is called with the number of figures that are drawn, and of all.
     """
     if not recordings:
         raise UsageError("a report is of at least one recording, and none was given.")

@@ -161,8 +161,7 @@ class StepInMaking(Protocol):
 
         If `tokens` is None, return the duration of the step with the tokens that are scheduled until now. The duration
         lasts from the beginning of the step to its outputs, by the step times of the run. The slowdown of a GPU at its
-        power limit is left out, and steps are assumed not to overlap. Nothing is allocated, so the requests need not
-        fit.
+        power limit is left out, and steps are assumed not to overlap. Nothing is allocated, so requests need not fit.
         """
 
     def serve_running(self) -> None:
@@ -184,8 +183,7 @@ class StepInMaking(Protocol):
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Admit a waiting request and schedule at most `num_tokens` tokens of its prompt; None for as many as possible.
 
-        Return False, and change nothing, if the pool has no room, the token budget is used up, or `max_num_seqs`
-        requests run.
+        Return False, and change nothing, if the pool has no room, the token budget is used up, or `max_num_seqs` run.
         """
 
     def preempt(self, request: ServedRequest) -> None:
@@ -206,8 +204,7 @@ class Allocator(Protocol):
     def allocate(self, request: ServedRequest, num_tokens: int) -> Iterable[int] | None:
         """Return the units to append to the table of `request`, so that it has room for at least `num_tokens` tokens.
 
-        A unit is a number from 0 to `num_units - 1` that is in no table. Return None, and change nothing, if there is
-        no room.
+        A unit is a number from 0 to `num_units - 1` that is in no table. Return None, and change nothing, without room.
         """
 
     def free(self, request: ServedRequest, units: Sequence[int]) -> None:

@@ -33,8 +33,7 @@ _MOST_FILE_BYTES = 1 << 28
 class DraftCounts:
     """Numbers of drafts for each request, in cyclic lists.
 
-    When request i has k output tokens, it uses `values[first[i] + k % lengths[i]]`. The lists of several requests may
-    overlap.
+    When request i has k output tokens, it uses `values[first[i] + k % lengths[i]]`. Lists may overlap.
     """
 
     values: npt.NDArray[np.int64]

@@ -492,8 +492,7 @@ class EngineDefaults(Enum):
         """Return the largest numbers of sequences and of tokens in a step. A limit that is None becomes vLLM's default.
 
         The default number of tokens is at most the number of all sequences' tokens at full length. Without chunked
-        prefill, it is at least that of the longest prompt. The default number of sequences is at most the number of
-        tokens.
+        prefill, it is at least that of the longest prompt. The default number of sequences is at most that.
         """
         num_seqs, num_tokens = max_num_seqs, max_num_batched_tokens
         if num_tokens is None:

@@ -218,8 +218,7 @@ class Radix:
         """Return the number of slots of the second pool, for layers with windows of `window_tokens` tokens.
 
         It is 0 without windows. With a radix cache, or without chunked prefill (`chunked_prefill_size` below 0), it is
-        a share of the `num_slots` slots of the first pool. Otherwise, it is the largest number that all requests can
-        use at once.
+        a share of the `num_slots` slots of the first pool. Otherwise, it is the most that all requests can use at once.
         """
         unit, chunk = self.unit_tokens, self.scheduler.chunked_prefill_size
         if window_tokens == 0:

@@ -1,7 +1,6 @@
 """Record whether a simulation has steps outside the range of steps to which its profile was fitted.
 
-A fitted model gives a time for any step, but its error is known only within that range. So results name any step
-outside it.
+A fitted model gives a time for any step, but its error is known only within that range. Results name steps outside it.
 """
 
 from __future__ import annotations

@@ -31,8 +31,7 @@ _NUM_ARRIVING = {"sharegpt": 2400, "alpaca": 12_000}
 _NUM_DRAWS = 4
 """Number of random arrival sequences over which the mean batch of vLLM in Figure 13 is averaged.
 
-Close to overload, the mean batches of two such sequences differ by a tenth. Figures of other servers come from one
-sequence.
+Close to overload, the mean batches of two such sequences differ by a tenth. Other servers' figures come from one.
 """
 
 

@@ -65,8 +65,7 @@ SERVERS: dict[str, Policy] = {
 def machine(policy: Policy, model: Model | None = None) -> Machine:
     """Return the machine for `policy` with 12 GiB of KV memory. Without `model`, it serves OPT-13B.
 
-    The engines of 2023 launched PyTorch's kernels one by one, and are assumed to compute as fast as Hugging Face's
-    modules.
+    The engines of 2023 launched PyTorch's kernels one by one, and are assumed to compute as fast as Hugging Face's.
     """
     model = model or find_model("facebook/opt-13b")
     gpu = find_gpu("A100-40G")

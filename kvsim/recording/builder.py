@@ -271,8 +271,7 @@ class RecordingBuilder:
     ) -> None:
         """Record that `request` released some blocks of its table, one after the other, and keeps the rest.
 
-        `positions[i]` is the index of `blocks[i]` in the table. `kept[i]` is 1 if that block stays in the prefix cache,
-        otherwise 0.
+        `positions[i]` is the index of `blocks[i]` in the table. `kept[i]` is 1 if it stays in the prefix cache, else 0.
         """
         for position, block, keeps in zip(positions, blocks, kept, strict=True):
             self._memory.add(

@@ -1,5 +1,4 @@
-"""Check types and ranges of those fields in `meta.json` with which kvsim computes, because anyone may write such a
-file.
+"""Check types and ranges of those fields in `meta.json` with which kvsim computes, because anyone may write it.
 
 All other fields are only displayed, and are not checked.
 """

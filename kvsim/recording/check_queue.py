@@ -19,8 +19,7 @@ from kvsim.recording.tables import IntArray, MemoryKind, RequestStatus
 
 
 class ResidencyRows(NamedTuple):
-    """Rows of `memory.parquet` that begin residencies, and those that end them, each sorted by request and then by
-    time.
+    """Rows of `memory.parquet` that begin residencies, and those that end them, each sorted by request, then by time.
 
     A residency is the time from an admission of a request to the release of its memory. A preempted request has
     several. A release and an allocation of one request with the same `seq` move its units, and neither end nor begin a

@@ -178,8 +178,7 @@ def _check_aborted(recording: Recording, file: Path) -> None:
 def _are_of_one_reading(recording: Recording, late_s: FloatArray) -> bool:
     """Tell whether the recorder read the clock once for an output and all its events, as most recorders do.
 
-    `late_s` has the seconds from the end of each step to an event of its output; with one reading, their median is
-    about 0.
+    `late_s` has the seconds from each step's end to an event of its output; with one reading, their median is about 0.
     """
     return recording.meta.source == "simulation" or bool(np.median(np.abs(late_s)) <= CLOCK_S if len(late_s) else True)
 

@@ -146,8 +146,7 @@ class GrowingSteps(GrowingTable):
 
 
 class GrowingSchedule(GrowingTable):
-    """Growing table of the schedule. Each row is for one request, in consecutive steps that compute equally many
-    tokens.
+    """Growing table of the schedule. A row is for one request, in consecutive steps of equally many tokens.
 
     The last row of a request that has not ended is open: `add` extends it if the next step computes as many tokens. In
     a run with speculative decoding, each row is for one step.

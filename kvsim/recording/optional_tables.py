@@ -97,8 +97,7 @@ class GrowingCopies:
         self._reported.clear()
 
     def to_table(self) -> Copies | None:
-        """Return the copies whose end was reported, and then those that have not ended; None for an engine without
-        offloading.
+        """Return the copies whose end was reported, and then those that have not ended; None without offloading.
 
         No end of a copy can be reported after this call.
         """
@@ -143,8 +142,7 @@ class GrowingTransfers:
         self._rows.append(kind, request, _NEVER, seq, _NEVER, time_s, np.nan, position, blocks, tokens, _NEVER)
 
     def end(self, request: int, *, seq: int, time_s: float, failed: int = -1) -> None:
-        """Record that the transfer of `request` ended at `time_s`. `seq` is the number of the event that reports the
-        end.
+        """Record that the transfer of `request` ended at `time_s`. `seq` is the number of the event that reports it.
 
         `failed` is the index in the request's block table of the first block that did not load; -1 if all loaded.
         """

@@ -153,8 +153,7 @@ class TableFile:
 
 
 def _encodings(table: ColumnTable) -> dict[str, str]:
-    """Return the Parquet encoding of each column whose values rarely repeat, by name. All other columns use a
-    dictionary.
+    """Return the Parquet encoding of each column whose values rarely repeat, by name. Others use a dictionary.
 
     This makes `steps.parquet` a third as large, twice as fast to read and four times as fast to write.
     """
@@ -365,8 +364,7 @@ def _numbers(data: pa.Array, spec: Column) -> Any:
 def _cast(data: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Convert `data` to the type `wanted`, unless it has this type already.
 
-    Files that kvsim wrote need no conversion. `pa.Array.cast` would load pyarrow's compute functions, which takes
-    0.1 s.
+    Files that kvsim wrote need no conversion. `pa.Array.cast` would load pyarrow's compute functions, in 0.1 s.
     """
     return data if data.type == wanted else data.cast(wanted)
 

@@ -91,8 +91,7 @@ def within(values: IntArray, size: int) -> np.ndarray:
 
 
 def rises(values: np.ndarray, compare: np.ufunc = np.greater_equal, *, least: float = 0) -> np.ndarray:
-    """Tell, for each value, whether it is at least the value before it; with `compare=np.greater`, whether it is
-    larger.
+    """Tell, for each value, whether it is at least the value before it; with `compare=np.greater`, if it is larger.
 
     The first value is compared with `least`: it must be at least that.
     """

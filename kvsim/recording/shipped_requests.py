@@ -1,5 +1,4 @@
-"""Read the requests of a recording that comes with kvsim from a JSON file: loading pyarrow takes longer than serving
-them.
+"""Read the requests of a recording that comes with kvsim from JSON: loading pyarrow takes longer than serving them.
 
 A file in the folder `request_files` has the name of a recording. It contains the columns of the recording's
 `requests.parquet`, and a digest of that file. The JSON file is used only if the digest is right.

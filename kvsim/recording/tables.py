@@ -417,8 +417,7 @@ class Memory(ColumnTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Copies(ColumnTable):
-    """Table of copies between GPU and host, a row for each GPU block, in the order in which the ends of copies are
-    reported.
+    """Table of copies between GPU and host, a row for each GPU block, in the order in which their ends are reported.
 
     Rows of one copy are in the order in which its host blocks become idle, because this order decides evictions. Copies
     whose end is never reported come last.

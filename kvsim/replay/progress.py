@@ -85,8 +85,7 @@ class Progress:
 
         `steps` has one step for each request, or is one step for all requests.
 
-        The requests must hold memory: after a preemption, the discarded tokens still count until the request runs
-        again.
+        The requests must hold memory: after a preemption, the discarded tokens still count until it runs again.
         """
         if not len(self._key):
             return np.zeros(len(requests), np.int64)
@@ -117,8 +116,7 @@ class Progress:
         and including its step in `steps`, and in its next step after that one.
 
         Known tokens are those of the prompt and of processed outputs, without drafts. If a request has no later step,
-        the second number is that of all its tokens. Both are 0 before the request's first step. The recording must have
-        drafts.
+        the second number is that of all its tokens. Both are 0 before the request's first step. There must be drafts.
         """
         assert self._known is not None
         row, _, exists = self._newest(requests, steps)

@@ -189,8 +189,7 @@ class Replay:
     def freed_between(self, before: int, after: int) -> IntArray:
         """Return the units that become free after frame `before`, up to and including frame `after`.
 
-        If `before` is -1, this is from the beginning of the recording on. A unit that becomes free several times is
-        repeated.
+        If `before` is -1, this is from the beginning of the recording on. A unit freed several times is repeated.
         """
         return self._states.freed(self.num_ops(before) if before >= 0 else 0, self.num_ops(after))
 
@@ -296,8 +295,7 @@ class Replay:
         units: IntArray | slice = slice(None),
         after_output: npt.NDArray[np.bool_] | None = None,
     ) -> tuple[npt.NDArray[np.uint8], IntArray]:
-        """Return two arrays of shape (frames, units): the state that most slots of each unit have, and the unit's
-        owner.
+        """Return two arrays of shape (frames, units): the state that most slots of each unit have, and its owner.
 
         If several states have equally many slots, it is the first one in `SlotState`. The owner of a free unit is
         `NO_OWNER`. `after_output[i]` is the argument `after_output` of `seek` for `frames[i]`; if it is None, all are

@@ -31,8 +31,7 @@ class _Loads(NamedTuple):
 
 
 def reset_at_allocations(progress: Progress, ledger: Ledger, recording: Recording, frame_seq: IntArray) -> None:
-    """Set the computed tokens of a request, in `progress`, at each frame in which it allocates memory while it holds
-    none.
+    """Set the computed tokens of a request, in `progress`, at frames in which it allocates memory while it holds none.
 
     Blocks from the host or from another server count as computed as soon as their load begins.
     """

@@ -1,8 +1,7 @@
 """Contents of every unit of the pool after any number of operations.
 
 If units are shared or cached one by one, a keyframe is copied and later operations are applied. Otherwise, a pool has
-only few long extents at a time, such as reservations or rows of a batch. Its contents are built from the extents that
-requests hold.
+only few long extents at a time, such as reservations or rows of a batch. Its contents are built from the extents held.
 """
 
 from __future__ import annotations

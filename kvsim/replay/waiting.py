@@ -51,8 +51,7 @@ class Waiting:
         return gone_at
 
     def at(self, seq: int, time_s: float, live: IntArray) -> Numbers:
-        """Return the requests that wait after event `seq`, at `time_s`: preempted ones first, each kind in order of
-        arrival.
+        """Return the requests that wait after event `seq`, at `time_s`: preempted ones first, each in order of arrival.
 
         `live` are the requests that hold memory at that time.
         """

@@ -102,8 +102,7 @@ def refused(
     *,
     refuse_misfits: bool,
 ) -> npt.NDArray[np.bool_]:
-    """Return bool[requests]: True for requests that could never be served. `layout` is None for policies without
-    blocks.
+    """Return bool[requests]: True for requests that could never be served. `layout` is None without blocks.
 
     Raises:
         WorkloadError: a prompt leaves no room for an answer within the maximum length, and `refuse_misfits` is False.

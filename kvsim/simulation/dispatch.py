@@ -31,8 +31,7 @@ class _ServerView:
     """
 
     def __init__(self, number: int, server: ServerProcess, hit_tokens: int | None, row: int, num_units: int) -> None:
-        """Show the server with this number to the router. `num_units` is the number of units, such as blocks, in its
-        pool.
+        """Show the server with this number to the router. `num_units` is the number of units, such as blocks.
 
         `row` is the prompt's row in the workload. `hit_tokens` is its prefix hit from an earlier look-up; if it is
         None, the hit is looked up when the router asks for it.

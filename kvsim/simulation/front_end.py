@@ -83,8 +83,7 @@ def with_delays(
     """Add the delays of front ends to the latencies in `summaries`, which are one per server.
 
     `prompt_tokens` is the mean number of prompt tokens of a request. Return the changed summaries, the delay of each
-    server in seconds, and a line of text about the delays. No delays are added if a front end cannot send all output
-    tokens.
+    server in seconds, and a line of text about the delays. No delays are added if a front end cannot send all outputs.
     """
     delays_s = [front_end.delay_s(prompt_tokens, summary.output_tokens_per_s) for summary in summaries]
     if not all(map(isfinite, delays_s)):

@@ -42,8 +42,7 @@ def with_image_tokens(workload: Workload, model: Model) -> Workload:
 
 
 def encoding_of(workload: Workload, policy: AnyPolicy, base: Policy, model: Model) -> Encoding | None:
-    """Return the images of each request, and the limits of their encoder; None without images or without an encoder
-    cache.
+    """Return the images of each request, and the limits of their encoder; None without images or encoder cache.
 
     `base` is the built-in policy that `policy` is based on.
     """

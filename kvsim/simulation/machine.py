@@ -207,8 +207,7 @@ def release_of(policy: Policy) -> str:
 
 
 def check_stages(machine: Machine, policy: Policy) -> None:
-    """Refuse pipelines that kvsim cannot simulate, and step times that were made for another number of pipeline
-    stages.
+    """Refuse pipelines that kvsim cannot simulate, and step times that were made for another number of stages.
 
     Raises:
         UsageError: with a sentence on what to change.

@@ -63,8 +63,7 @@ def begins_compiled(
     """Tell whether a run with the setting `engine` is compiled from its beginning.
 
     With "auto", a run is compiled if it has many requests or output tokens. Fewer output tokens suffice if machine code
-    for `memory` is on disk; if `memory` is None, this is not checked. A run with a custom `step_time` cannot be
-    compiled.
+    for `memory` is on disk; if `memory` is None, this is not checked. A custom `step_time` cannot be compiled.
     """
     loads = engine == "compiled" or (engine == "auto" and num_output_tokens >= WORTH_LOADING)
     if loads and coefficients_of(step_time) and memory is not None and has_machine_code(memory):

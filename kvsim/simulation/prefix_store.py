@@ -68,8 +68,7 @@ class StoredPrefixes:
         return len(self._used)
 
     def num_leading(self, keys: Sequence[int]) -> int:
-        """Return how many blocks at the beginning of a prompt are stored without a gap. `keys` are the keys of its
-        blocks.
+        """Return how many blocks at the beginning of a prompt are stored without a gap. `keys` are those of its blocks.
 
         A binary search suffices: all blocks before a stored block are stored too, because the last block of a prefix is
         evicted first.

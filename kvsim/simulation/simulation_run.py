@@ -89,8 +89,7 @@ def simulate(workload: Workload, policy: AnyPolicy, machine: Machine, **options:
 
 
 def record(workload: Workload, policy: AnyPolicy, machine: Machine, path: Path, **options: Unpack[Options]) -> Measured:
-    """Run `workload`, and write its recording to folder `path` during the run, so that memory does not grow with the
-    steps.
+    """Run `workload`, and write its recording to folder `path` during the run, so that memory does not grow with steps.
 
     Arguments and exceptions are those of `simulate` and `write`. The result is that of `measure`.
     """

@@ -196,8 +196,7 @@ class Conversations:
     """Sends the turns of sessions. A turn is sent when the turns before it have ended and its pause is over, but not
     before its arrival time.
 
-    With `users`, arrival times do not count. Each user then has one session after the other, and thinks between
-    sessions.
+    With `users`, arrival times do not count. Each user then has one session after the other, and thinks between them.
     """
 
     awaits_answers = True

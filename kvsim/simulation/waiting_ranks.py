@@ -1,8 +1,7 @@
 """Data-parallel ranks whose steps wait for each other, because they share the experts of a model.
 
 Every rank takes part in every step: with a batch, or with an idle step of one token while another rank has work. At
-intervals, the ranks check together whether any rank has requests left. If none has, all ranks sleep until a request is
-sent.
+intervals, the ranks check together whether any rank has requests left. If none has, all sleep until a request is sent.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ def _before(images: Sequence[Image], end: int) -> list[Image]:
 
 
 def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[Images, Int64Array]:
-    """Return the images of all prompts: in each turn, the images of the earlier turns that it repeats, then its `new`
-    ones.
+    """Return the images of all prompts: in each turn, the images of the earlier turns that it repeats, then `new` ones.
 
     Also return the number of tokens that the repeated images add to each prompt: int64[n]. The places in `new` count
     only the turn's own tokens and the text that it repeats, not the repeated images. `text_tokens` has, for each turn,
@@ -64,8 +63,7 @@ def with_histories(new: Images, turns: Turns, text_tokens: Int64Array) -> tuple[
 def history_with_tokens(images: Images, measured: Images, turns: Turns) -> Turns:
     """Return `turns` with the tokens of images in pixels added to the histories that have these images.
 
-    `measured` has the number of tokens of each image. An image also adds two marks: the token before it and the token
-    after it.
+    `measured` has the number of tokens of each image. An image also adds two marks: the tokens before and after it.
     """
     in_history = images.in_pixels & (images.place < turns.history_tokens[images.prompt_index])
     added = np.bincount(images.prompt_index[in_history], measured.tokens[in_history] + MARKS, len(turns)).astype(

@@ -191,8 +191,7 @@ class Images:
         return np.asarray((sizes != sizes[:, first[which]]).any(axis=0))
 
     def check(self, prompt_tokens: Int32Array, prefix_tokens: Int32Array, ids: Sequence[str]) -> None:
-        """Check that each image has a size, overlaps no other image, and lies between the shared prefix and the
-        prompt's end.
+        """Check that each image has a size, overlaps no other image, and lies between shared prefix and prompt's end.
 
         Raises:
             UsageError: the number of rows is not the number of prompts.

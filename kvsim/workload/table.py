@@ -264,8 +264,7 @@ class Workload:
         return replace(self, **changes | {"ids": [self.ids[row] for row in rows.tolist()]})
 
     def scaled_rate(self, factor: float) -> Workload:
-        """Return the requests with an arrival rate `factor` times as high. In sessions, the pauses between turns stay
-        as they are.
+        """Return the requests with an arrival rate `factor` times as high. In sessions, the pauses between turns stay.
 
         Raises:
             UsageError: `factor` is not a finite number above 0.

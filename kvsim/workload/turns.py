@@ -1,8 +1,7 @@
 """Turns of conversations and agents: requests that wait for the answer to another request.
 
 A turn arrives when the turn that it waits for has ended, and a pause is over in which a user reads or a tool runs. Its
-prompt begins with the prompt and the answer of that turn. If several turns wait for the same turn, the session has
-branches.
+prompt begins with the prompt and the answer of that turn. If several turns wait for the same turn, it has branches.
 """
 
 from __future__ import annotations

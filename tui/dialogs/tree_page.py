@@ -95,8 +95,7 @@ def _next_evicted(session: Session, tree: RadixTree) -> TreeNode | None:
 
 
 def _cells(session: Session, node: TreeNode, *, is_first: bool) -> tuple[Text, Text, Text, Text]:
-    """Return the cells of a node's row: its number of units, its token positions, its holders, the time of its last
-    use.
+    """Return the cells of a node's row: its number of units, its token positions, its holders, its last use.
 
     They are bold if requests hold the node, dim if nodes below it must be evicted first. `is_first` is true for the
     node that is evicted next.

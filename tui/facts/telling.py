@@ -72,8 +72,7 @@ def _whole_run_story(frame: int, parts: tuple[str, ...]) -> Story:
 
 
 def story_of_comparison(comparison: ComparedRuns) -> Story:
-    """Return the story of a comparison: how much longer than the fastest run each run takes, and the mean batch of
-    each.
+    """Return the story of a comparison: how much longer than the fastest run each run takes, and its mean batch.
 
     Each ratio is followed by the factor that is due to memory, if known.
     """

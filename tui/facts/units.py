@@ -68,8 +68,7 @@ def _counted(state: SlotState, number: int) -> str:
 def _tokens_held(session: Session, request: int, begin: int, length: int) -> tuple[str, str]:
     """Return which tokens of the prompt or answer a unit holds, as label and value.
 
-    `begin` is the index, from 0, of the unit's first token, and `length` the number of its tokens. The text counts from
-    1.
+    `begin` is the index, from 0, of the unit's first token, and `length` the number of its tokens. Texts count from 1.
     """
     prompt, end = int(session.recording.requests.prompt_tokens[request]), begin + length
     if end <= 0:

@@ -65,8 +65,7 @@ class Figures:
         fleets: Mapping[str, FleetTotals] | None = None,
         remedies: Callable[[], Sequence[RemedyResult]] = tuple,
     ) -> None:
-        """`others` are all runs by label, `cost` is the cost of a step, and `fleets` has the totals of each fleet by
-        label.
+        """`others` are all runs by label, `cost` is the cost of a step, and `fleets` has each fleet's totals by label.
 
         The other arguments are functions that simulate, called only if a caption needs them. `ladder` returns results
         of servers, each with one more optimization than the one before. `found` returns sizes of the memory in tokens,
@@ -186,8 +185,7 @@ class Figures:
     def _host(self) -> dict[str, str]:
         """Return numbers of blocks in host memory: capacity (`slots`), `kept` there, `going` there and `coming` back.
 
-        `kept_of` names the requests that own kept blocks, and `going_of` those that own blocks on their way to the
-        host.
+        `kept_of` names the requests that own kept blocks, and `going_of` those of blocks on their way to the host.
         """
         host, replay = self._session.host, self._session.replay
         if host is None:
@@ -306,8 +304,7 @@ class Figures:
 def _fleet(totals: FleetTotals) -> dict[str, str]:
     """Return the totals of a fleet as texts, by their names in captions.
 
-    `hits` and `one_pool` are percentages of prompt tokens. `one_pool` is the hit rate if all servers shared one endless
-    cache.
+    `hits` and `one_pool` are percentages of prompt tokens. `one_pool` is the hit rate if all shared one endless cache.
     """
     return {
         "hits": f"{100 * totals.prefix_hit_rate:.0f}",

@@ -146,8 +146,7 @@ def holders(session: Session, width: int, symbols: Symbols, height: int) -> Line
 
 
 def ladder(climbed: Sequence[RungResult], width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the throughput of each server of `climbed` as a bar. Each server has one more optimization than the one
-    before.
+    """Draw the throughput of each server of `climbed` as a bar. Each has one more optimization than the one before.
 
     Beside a bar is its gain over the bar above. If `height` has room, the cost of the optimization follows, and a gap.
     """

@@ -90,8 +90,7 @@ def _ms(time_s: float) -> str:
 
 
 def launches(cost: StepCost, width: int, symbols: Symbols, height: int) -> Lines:
-    """Draw the host and the GPU during one step on one axis of time: launched kernel by kernel, and as a captured
-    graph.
+    """Draw the host and the GPU during one step on one axis of time: launched kernel by kernel, and as a graph.
 
     If `height` has room, bars are thick, and the axis has numbers.
     """

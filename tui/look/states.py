@@ -52,8 +52,7 @@ class Palette:
     """Colours of the kinds of layers, none of which is the hue of a request.
 
     In this order: full attention, two kinds with sliding windows, two kinds with recurrent states, other kinds.
-    Drawings in lessons use the first two for two caches or two routers, and the first for times, speeds and bytes of
-    weights.
+    Drawings in lessons use the first two for two caches or two routers, the first also for times, speeds and weights.
     """
     shared: str
     """Colour of shared units. If colour means the number of holders, it is the colour of the units with the most."""

@@ -101,8 +101,7 @@ def reverse(keys: KeyArray) -> KeyArray:
 def text_keys(text: str, under: KeyArray) -> KeyArray:
     """Return the character keys of `text` written over the characters `under`. A `text` longer than `under` is cut.
 
-    All letters have one background, the most frequent paint of `under`. Characters under the cursor are not
-    overwritten.
+    All letters have one background, the most frequent paint of `under`. Characters under the cursor stay.
     """
     under = under[: len(text)]
     letters = np.array([ord(letter) for letter in text[: len(under)]], np.int32)

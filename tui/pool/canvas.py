@@ -340,8 +340,7 @@ class Canvas:
 
     @property
     def lit_request(self) -> int | None:
-        """The request whose units alone keep their colours while all others are grey: the followed one, if it holds
-        memory.
+        """The request whose units alone keep their colours while all others are grey: the followed one with memory.
 
         None if no request is followed, if the followed one holds no memory, if all lines have names, or if
         `colors_only_followed`.

@@ -68,12 +68,10 @@ class Cells:
 
     @staticmethod
     def _with_written(counts: IndexArray, first: IndexArray, second: IndexArray) -> tuple[IndexArray, IndexArray]:
-        """Return the two paints of each cell: `first` and `second`, except that some cells show a written paint
-        instead.
+        """Return the two paints of each cell: `first` and `second`, except that some show a written paint instead.
 
         If the two differ, and neither is of written slots, the most frequent written paint of the cell, if it has any,
-        replaces the paint of reserved slots. `counts` has the number of units with each paint: shape (cells,
-        NUM_PAINTS).
+        replaces the paint of reserved slots. `counts` has the number of units by paint: shape (cells, NUM_PAINTS).
         """
         written = WRITTEN[counts[:, WRITTEN].argmax(axis=1)]
         hidden = counts[np.arange(len(counts)), written] > 0

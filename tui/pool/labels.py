@@ -165,8 +165,7 @@ def name_blocks(lines: KeyArray, tiling: Tiling, replay: Replay, cells: IndexArr
     """Write the name of its first holder on each unit of `cells`, and the number of other holders if there is room.
 
     A divided unit of one character has no name, because a name would hide the division. No unit has a name if
-    `tiling.label` is 0. `lines` has one line of characters of each row of cells, with the margin: shape (rows,
-    characters).
+    `tiling.label` is 0. `lines` has a line of characters per row of cells, with the margin: shape (rows, characters).
     """
     room = tiling.wide - 1
     for line, row in zip(lines, cells.reshape(-1, tiling.columns), strict=True):

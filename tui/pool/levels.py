@@ -94,11 +94,9 @@ def levels(
 
 
 def best_level(tilings: list[Tiling], height: int) -> int:
-    """Return the index of the level that shows single slots if it fits into `height` lines, otherwise 0 (the whole
-    pool).
+    """Return the index of the level that shows single slots if it fits into `height` lines, else 0 (the whole pool).
 
-    It is 0, too, if single slots have less than `_LEAST_SLOT_COLUMNS` columns, and level 0 has numbers and names below
-    units.
+    It is 0, too, if single slots have less than `_LEAST_SLOT_COLUMNS` columns, and level 0 names units below.
     """
     finest = tilings[-1]
     if finest.detail is not Detail.SLOTS or finest.height > height:
@@ -277,8 +275,7 @@ def _scrolled_tiling(shape: _Shape, num_units: int, width: int) -> Tiling:
 
 
 def _tiling_with_gaps(num_units: int, most_units: int, width: int, height: int, names: int, bare: int) -> Tiling | None:
-    """Return a tiling with gaps between equally large units, which bear their numbers and holders; None if there is no
-    room.
+    """Return a tiling with gaps between equally large units, which bear their numbers and holders; None without room.
 
     Numbers and names are below the units. With less room, names are on the units, and a margin has the number of each
     row's first unit. With even less, there are no names. The choice is made for `most_units`, so that pools that

@@ -48,8 +48,7 @@ class DrawnUnits:
     """State of every unit of the pool, updated from frame to frame.
 
     Three arrays have one uint8 per unit, in address order: `dominant` is the most frequent state of the unit's slots,
-    `fill` the written part of the unit in eighths, rounded up, and `rest` the most frequent state of the unwritten
-    slots.
+    `fill` the written part of the unit in eighths, rounded up, and `rest` the most frequent state of the others.
     """
 
     def __init__(self, replay: Replay) -> None:

@@ -75,8 +75,7 @@ def draft_keys(slots: DraftSlots, width: int, *, half_blocks: bool) -> KeyArray:
 def encoder_keys(contents: EncoderContents, frame: int, width: int, *, half_blocks: bool) -> KeyArray:
     """Return the character keys of one line of `width` characters: images in use, then kept images, then free space.
 
-    The width of an image is proportional to its tokens. A wide image ends with a free character, to separate it from
-    the next.
+    The width of an image is proportional to its tokens. A wide image ends with a free character, to separate them.
     """
     paints = np.full(width, int(SlotState.FREE), np.uint8)
     begin = 0

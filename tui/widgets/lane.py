@@ -64,8 +64,7 @@ class LaneFigures(Widget):
     ) -> None:
         """`pool` is the picture above the figures, and `num_lanes` the number of lanes on the screen.
 
-        A narrow screen shows no pools for more than `MOST_POOLS_NARROW` runs. Then this widget also shows the name of
-        its run.
+        A narrow screen shows no pools for more than `MOST_POOLS_NARROW` runs. Then this one also shows its run's name.
         """
         super().__init__(id=id)
         self._pool, self._num_lanes = pool, num_lanes

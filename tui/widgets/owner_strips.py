@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 MAX_IN_PHYSICAL_ORDER: Final = 24
 """Largest number of running requests with which the screen of a run first shows the pool in physical order.
 
-With more requests, it first shows memory by owner, because hues repeat. Lessons and static batches always begin with
-the pool.
+With more requests, it first shows memory by owner, because hues repeat. Lessons and static batches begin with the pool.
 """
 _NAME, _TOKENS = 11, 7
 """Widths in characters of the columns for the name of a request and for its tokens."""

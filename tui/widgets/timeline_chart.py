@@ -182,8 +182,7 @@ class TimelineChart(Scrubber):
     def _counts_now(self, row: int) -> tuple[int, int]:
         """Return the numbers of running and of waiting requests at the clock.
 
-        `row` is the current frame's row of the charts. While the clock is in a gap, the numbers of the gap are
-        returned.
+        `row` is the current frame's row of the charts. While the clock is in a gap, its numbers are returned.
         """
         gap, idle = self._session.player.gap, self._session.idle
         counts, place = (self._charts, row) if gap is None else (idle, gap)

@@ -211,8 +211,7 @@ _FEWEST_ROWS = 64
 
 
 class FreeColumns:
-    """A table of the free blocks that are in the prefix cache: a row for each block, in the order in which they were
-    freed.
+    """A table of the free blocks that are in the prefix cache: a row for each block, in the order of freeing.
 
     A removed block leaves an empty row. Empty rows are removed only when the table is full, so that the mean time of a
     change does not grow with the pool.

@@ -104,8 +104,7 @@ def begin_sparing(engine: Engine) -> None:
 
 @part
 def make_room(engine: Engine, num_blocks: int, num_recent_spared: int, num_frequent_spared: int) -> bool:
-    """Evict idle host blocks until `num_blocks` slots are free. Return False, and evict nothing, if too few can be
-    evicted.
+    """Evict idle host blocks until `num_blocks` slots are free. Return False, and evict nothing, if too few can be.
 
     Blocks marked by `spare` are not evicted. The caller says how many idle blocks of the recency list and of the
     frequency list are so marked.

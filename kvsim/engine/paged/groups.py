@@ -366,8 +366,7 @@ def _tokens_to_boundary(engine: Engine, sequence: Sequence, computed: int, num_t
     """Return `num_tokens`, or fewer so that the chunk ends at a boundary; 0 if the chunk is too short for that.
 
     The chunk ends at the first of these, if it reaches one: the end of a block that is computed in part; the last
-    boundary of the prompt; the last boundary up to `Sequence.junction`. Otherwise it ends at the last boundary that it
-    reaches.
+    boundary of the prompt; the last boundary up to `Sequence.junction`. Otherwise it ends at the last boundary reached.
 
     In three cases, a chunk need not end at a boundary:
 

@@ -121,8 +121,7 @@ def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
 
 @part
 def cache_blocks(engine: Engine, sequence: Sequence, num_tokens: int) -> None:
-    """Put the full blocks of the first `num_tokens` tokens of a sequence into the prefix cache. The tokens must be
-    known.
+    """Put the full blocks of the first `num_tokens` tokens of a sequence into the prefix cache. They must be known.
 
     As in vLLM, blocks are cached when a step is scheduled, before it computes their KV. So a request that is admitted
     later in the same step can hit them.

@@ -1,8 +1,7 @@
 """The lookup of a waiting sequence in the prefix cache: the longest prefix that every KV-cache group has cached.
 
 Groups of equal layers are one kind, and are looked up together. In this module, `first` is the index of a kind's first
-group. `Group.next_of_kind` leads to the other groups of the kind, `Group.next_in_lookup` to the first group of the next
-kind.
+group. `Group.next_of_kind` leads to the other groups of the kind, `Group.next_in_lookup` to the first of the next kind.
 
 A lookup writes the cached blocks that it finds (hits) to `Engine.entries`, after all tables. `Group.num_hits` is their
 number in each group. Blocks that a group does not read are null blocks.

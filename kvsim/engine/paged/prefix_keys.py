@@ -102,8 +102,7 @@ def knows_prefixes(workload: Workload) -> bool:
 
 
 def prompt_keys(workload: Workload, block_size: int, ahead_tokens: int = 0) -> Ragged[np.int64]:
-    """Return the keys of the full blocks of every prompt: one row for each request, from the best data about its
-    prompt.
+    """Return the keys of the full blocks of every prompt: one row for each request, from the best data about it.
 
     In order of preference, these data are token ids, hashes, images and named prefixes. A prompt without such data has
     no keys. Keys are numbered in order of first appearance.

@@ -215,11 +215,9 @@ def _select_prefill_admission(engine: Engine, sequence: Sequence, has_chunked: b
 @part
 def _fit_windows(engine: Engine, num_tokens: int, most_new: int) -> int:
     """Return the largest number of prompt tokens that a request may compute in this pass, by the window slots that are
-    left; 0 if they do not suffice. The request has `num_tokens` prompt tokens left and at most `most_new` output
-    tokens.
+    left; 0 if they do not suffice. The request has `num_tokens` prompt tokens left and at most `most_new` outputs.
 
-    A result between 0 and `_most_at_once` is returned only for a request whose windows would not fit into the whole
-    pool.
+    A result between 0 and `_most_at_once` is returned only for a request whose windows would not fit the pool.
     """
     most, unit = _most_at_once(engine), engine.settings.unit_tokens
     needed = _window_tokens(engine, num_tokens, most_new, most)

@@ -3,8 +3,7 @@
 A node holds consecutive pages of a prefix. Two pages have the same key exactly if all tokens up to their ends are the
 same (see `prefix_keys`). So the key of a node's first page suffices to find a child, and a binary search over the keys
 of a node finds how many of its pages match a request. A match that ends inside a node splits the node there. A request
-locks the path from the root to the end of its prefix. Leaves that nothing locks can be evicted, one whole leaf at a
-time.
+locks the path from the root to the end of its prefix. Leaves that nothing locks can be evicted, one at a time.
 
 A match or an insert stamps the nodes on its path, and the eviction strategy compares these stamps: a larger stamp is a
 later access. A match stamps its path from the end upwards, so that each node has a smaller stamp than its child. An

@@ -491,8 +491,7 @@ def check_decode_mem(engine: Engine, num_running: int) -> bool:
 @part
 def _retract_decode(engine: Engine) -> None:
     """Retract running requests, in the order of `schedule_policy.order_for_retraction`, until the others can decode. If
-    several run, retract at least one. If the last one left cannot decode either, abort it. Then set `RadixState.ratio`
-    anew.
+    several run, retract at least one. If the last one left cannot decode either, abort it. Then set `RadixState.ratio`.
     """
     settings, state, radix = engine.radix.settings, engine.state, engine.radix.state
     schedule_policy.order_for_retraction(engine)

@@ -118,8 +118,7 @@ def _compact(engine: Engine, length: int) -> bool:
     nothing, if it does not.
 
     All extents are allocated again in an empty memory, in order of address. So extents before the first hole do not
-    move. In a buddy allocator, they are allocated in order of length, the longest first: this leaves no gaps between
-    extents.
+    move. In a buddy allocator, they are allocated in order of length, the longest first: this leaves no gaps.
     """
     state, holes, size = engine.state, engine.holes, len(engine.holes) // 2
     for index in range(state.num_holes):  # save the holes in the upper half, to restore them if no hole is made
