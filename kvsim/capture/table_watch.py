@@ -41,9 +41,7 @@ class TableWatch:
     def __init__(self, scheduler: Any, recorder: Recorder) -> None:
         self._scheduler, self._manager, self._recorder = scheduler, scheduler.kv_cache_manager, recorder
         self._skipped: list[tuple[int, list[tuple[int, Any]]]] = []
-        """Blocks that the current call of `remove_skipped_blocks` has freed: pairs of a group, and its freed blocks,
-        each with its position in the block table.
-        """
+        """Blocks freed by this call of `remove_skipped_blocks`: groups, each with blocks and their table positions."""
         self._watch_memory()
 
     def set_layout(self, layout: KVCacheLayout, release: str) -> None:

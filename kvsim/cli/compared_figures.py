@@ -100,9 +100,7 @@ class SideRun:
         }
 
     def _num_sequences(self) -> float:
-        """Return how many sequences of the workload's mean length (prompt and answer) the pools of all servers hold at
-        the same time; NaN if the policy has no pool.
-        """
+        """Return how many sequences of the workload's mean length all pools hold at once; NaN if there is no pool."""
         pool, workload = self.fleet.servers[0].meta.pool, self.workload
         if pool.num_units is None:
             return math.nan

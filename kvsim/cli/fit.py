@@ -142,9 +142,7 @@ class _Findings(NamedTuple):
 
 
 def _load_multiples(flags: dict[str, Any], fleet: Servers, gpu_hour_price: str | None) -> Sequence[float]:
-    """Return the multiples in a range such as --load 1x..4x, and replace the range in `flags` by the first one. If
-    --load has no range, return an empty sequence.
-    """
+    """Return the multiples of a range such as --load 1x..4x, the first one put into `flags`; empty without one."""
     from kvsim.fitting.growth import multiples_of
     from kvsim.simulation import Disaggregation
 

@@ -37,9 +37,7 @@ def is_prefill(sequence: Sequence, computed: int) -> bool:
 
 @part
 def end_pass(engine: Engine) -> None:
-    """Record whether the step leaves a waiting sequence that no step has skipped; see the module. Do nothing in a step
-    that was not allowed to compute prompts.
-    """
+    """Record whether the step leaves a waiting sequence that no step has skipped, if it may compute prompts."""
     state = engine.state
     if not state.bars_prefills:
         state.leaves_waiting = state.num_waiting > state.num_passed_over

@@ -338,9 +338,7 @@ def begin_gap(engine: Engine, begin_s: float) -> Gap:
 
 @part
 def write_totals(engine: Engine, row: QueuesAndSlots, padding: int) -> None:
-    """Write the current lengths of the queues and totals of the slots to the row of a step or of a gap. `padding` is
-    the number of padding slots in the pool.
-    """
+    """Write queue lengths and slot totals to the row of a step or gap. `padding` is the number of padding slots."""
     state = engine.state
     row.running, row.waiting = engine.scheduler.num_running(engine), state.num_waiting
     row.free_units, row.cached_units = engine.memory.free_units(engine), engine.memory.cached_units(engine)

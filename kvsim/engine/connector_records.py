@@ -159,9 +159,7 @@ class ConnectorTables(NamedTuple):
     reports: Records[Report]
     """Transfers that have ended, in the order in which they are reported."""
     bad_places: Numbers
-    """Offsets of the blocks that fail to load, from table entry `Transfer.loads_from`. The offsets of one sequence are
-    consecutive; see `Transfer.first_bad`.
-    """
+    """Offsets of the blocks that fail to load from table entry `Transfer.loads_from` on; see `Transfer.first_bad`."""
     bad_blocks: Records[BadBlock]
     """Blocks that failed to load and are not reported yet."""
     marks: Numbers

@@ -211,9 +211,7 @@ class Driver:
         return listed(self.engine.entries, table.begin, table.begin + table.num_blocks)
 
     def free_queue(self) -> list[int]:
-        """Return the ids of the free blocks in queue order. If the links are damaged, so that they form a cycle, the
-        list ends after `len(Engine.blocks)` ids.
-        """
+        """Return the free blocks' ids in queue order, at most `len(Engine.blocks)`: damaged links may form a cycle."""
         queue: list[int] = []
         following = listed_column(self.engine.blocks, "next")
         block = following[HEAD]
@@ -295,9 +293,7 @@ class Driver:
         return float(clock.next_arrival_s(engine))
 
     def last_step(self) -> tuple[StepShape, float]:
-        """Return two things about the step that was scheduled last: its shape, all 0 if the step has no tokens; and the
-        host's time when it was scheduled, in seconds.
-        """
+        """Return the shape of the step scheduled last, all 0 without tokens, and the host's time then in seconds."""
         state = self.engine.state
         if state.num_in_batch == 0:
             return StepShape(0, 0, 0, 0, 0), float(state.host_s)

@@ -251,9 +251,7 @@ def _hold(engine: Engine, sequence: Sequence, index: int) -> None:
 
 @part
 def _release(engine: Engine, sequence: Sequence, index: int) -> None:
-    """Record that a sequence no longer uses an image for input number `index`. When the sequence stops being a user, an
-    image without other users can be evicted.
-    """
+    """Record that a sequence uses the image of input `index` no longer. An image without users can be evicted."""
     image_input = engine.encoder.inputs[index]
     first = engine.encoder.inputs[image_input.first_same]
     if image_input.is_held:

@@ -92,9 +92,7 @@ class EncodedImage(Linked):
 
 @dataclass(slots=True, eq=False, repr=False)
 class EncoderRow:
-    """Row of the recording's table of encoder events: event number, step, kind (`ImageEventKind`), index of the request
-    (-1 for none), and number of the image.
-    """
+    """Row of the table of encoder events: event number, step, kind (`ImageEventKind`), request (-1: none), image."""
 
     seq: int = 0
     step: int = 0
@@ -118,9 +116,7 @@ class EncoderCache(NamedTuple):
     images: Records[EncodedImage]
     """Distinct images, from record 1 on. Record 0 is the head of the list of evictable images."""
     planned: Numbers
-    """Indices of the inputs in the last plan. An index is negated if an earlier input of the same chunk has the same
-    image, so that the image is not encoded again.
-    """
+    """Indices of the last plan's inputs; negated if an earlier input of the chunk has the same image."""
     evicted: Numbers
     """Numbers of the images that the current step has evicted, in order. Images beyond the array's end are left out."""
     rows: Records[EncoderRow]

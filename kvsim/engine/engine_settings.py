@@ -84,9 +84,7 @@ class Settings:
     late_outputs_block: bool = False
     """True if a preempted sequence is admitted again only after the outputs of its steps in flight are processed."""
     drops_late: FeatureFlag = False
-    """True if preempting a sequence discards the outputs of its steps in flight, so that the sequence need not wait for
-    these outputs before it is admitted again.
-    """
+    """True if preemption discards the outputs of steps in flight, so that readmission need not wait for them."""
     answers_awaited: bool = False
     """True if all outputs of a resumed sequence are expected by the scheduler.
 
@@ -278,9 +276,7 @@ class Settings:
     most_steps: int = 0
     """Largest number of recorded steps in one slice of the run. At its end, the caller reads the rows."""
     most_memory_rows: int = 0
-    """Largest number of rows in `Engine.memory_rows` with which a step may begin. With more, the current slice of the
-    run ends first, so that the caller reads the rows.
-    """
+    """Largest number of rows in `Engine.memory_rows` with which a step may begin; then the caller reads the rows."""
     most_schedule_rows: int = 0
     most_rows_before_load: int = 0
     """Largest number of `memory_rows` with which a load from host memory or through a connector may begin."""

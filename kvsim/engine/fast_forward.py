@@ -53,9 +53,7 @@ def _try_to_skip(engine: Engine, index: int) -> bool:
 
 @part
 def catch_up(engine: Engine, index: int, last_step: int) -> None:
-    """Update the sequence at `index` of `Engine.running` as if the scheduler had visited it in every step up to number
-    `last_step`. Do nothing if it is not quiet.
-    """
+    """Update the sequence at `index` of `Engine.running`, if quiet, as if visited in every step up to `last_step`."""
     if engine.quiet_until[index] == 0:
         return
     settings, state, sequence = engine.settings, engine.state, engine.sequences[engine.running[index]]

@@ -58,9 +58,7 @@ class HostSettings:
     is_timed: bool = False
     """True if the engine's clock decides when a copy has ended; False if the caller reports it."""
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the current slice of the run ends
-    first, so that the caller reads the rows.
-    """
+    """Largest number of recorded copies with which a step may begin; with more, the caller reads them first."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -129,9 +127,7 @@ class Job(Linked):
     sequence: Small = 0
     is_load: bool = False
     begin: Small = 0
-    """Index of the first host block to consider, among those of the sequence. `end` is the index after the last one. A
-    store copies only those that the host lacks.
-    """
+    """Index of the sequence's first host block to consider, up to before `end`. A store copies only missing ones."""
     end: Small = 0
     first_written: Small = 0
     """Index of the first host block that a store writes. The store's other blocks are linked by `next_of_job`."""

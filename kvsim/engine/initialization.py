@@ -106,9 +106,7 @@ class EnginePlan:
     checking: bool = False
     """True if `Driver.advance` returns after every step, so that the caller can check the bookkeeping."""
     reports: bool = False
-    """True to record the events of SGLang's cache (`RadixTables.events`): evictions, duplicates (slots freed because
-    the tree has their tokens) and retractions.
-    """
+    """True to record events of SGLang's cache (`RadixTables.events`): evictions, duplicates and retractions."""
     window_tokens: int = 0
     """Number of tokens in the attention window, if SGLang has a separate pool for windows; 0 if not."""
     num_window_units: int = 0

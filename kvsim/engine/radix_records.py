@@ -139,9 +139,7 @@ class RadixArguments:
 
     # Recorded rows.
     most_copy_rows: int = 0
-    """Largest number of recorded copies with which a step may begin. With more, the current slice of the run ends
-    first, so that the caller reads the rows.
-    """
+    """Largest number of recorded copies with which a step may begin; with more, the caller reads them first."""
     most_memory_rows: int = 0
     """Capacity of the memory table, in rows."""
     reports: bool = False
@@ -330,9 +328,7 @@ class Node(Bucketed):
     first_waiting: Small = 0
     last_waiting: Small = 0
     first_child: Small = ROOT
-    """Head of the list of child nodes with waiting requests that the sort of the queue has not visited yet; `ROOT` if
-    the list is empty. Used only during the sort.
-    """
+    """Head of the list of child nodes with waiting requests not yet visited by the queue's sort; `ROOT` if empty."""
     next_sibling: Small = ROOT
     is_spare: bool = False
     is_on_device: bool = True

@@ -418,9 +418,7 @@ class Group:
     window. `reuses_first` is for blocks of sequences that end.
     """
     frees_over_gaps: bool = False
-    """True if freeing blocks that are no longer read starts at the first entry not freed yet. False if it goes
-    backwards and stops at the first null block.
-    """
+    """True if unread blocks are freed from the first entry not freed yet. False: backwards to the first null block."""
     keeps_all: bool = False
     """True if every full block is put into the prefix cache."""
     drops_hit: bool = False

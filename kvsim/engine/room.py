@@ -137,9 +137,7 @@ def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int
 
 
 def num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
-    """Return the number of buckets. They hold prefix keys or, for static batches that are sorted, prompt lengths. If
-    the policy needs no buckets, return 1.
-    """
+    """Return the number of buckets, of prefix keys or of sorted batches' prompt lengths; 1 if there are none."""
     if isinstance(policy, Radix):
         return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
     if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:

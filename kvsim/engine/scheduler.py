@@ -183,9 +183,7 @@ def _fill_step(engine: Engine) -> int:
 
 @part
 def serve_running(engine: Engine, budget: int) -> int:
-    """Assign tokens to the running sequences, in order of admission, as far as `budget` goes. Preempt if memory is
-    short. Return the part of `budget` that is left.
-    """
+    """Assign `budget` to the running sequences in order of admission, preempting for memory; return what is left."""
     settings, state, index = engine.settings, engine.state, 0
     while index < state.num_running and budget > 0:
         num_passed = fast_forward.pass_over(engine, index, budget)
@@ -412,9 +410,7 @@ def take_out_of_batch(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def _choose_victim(engine: Engine, needs: Sequence) -> int:  # noqa: ARG001  a policy in Python may look at it
-    """Return the index in `Engine.running` of the sequence that was admitted last; with priorities, of the least
-    important one. At least one sequence runs.
-    """
+    """Return the index in `Engine.running` of the last admitted or, with priorities, the least important sequence."""
     state = engine.state
     chosen = state.num_running - 1
     if engine.settings.by_priority:

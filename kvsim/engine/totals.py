@@ -65,9 +65,7 @@ def add_blocks(engine: Engine, sequence: Sequence, group: int, before: int, num_
 
 @part
 def remove_unread_blocks(engine: Engine, sequence: Sequence, group: int, num_blocks: int) -> None:
-    """Subtract `num_blocks` full blocks from `State.useful` and `State.written`. They are freed while the sequence
-    runs, because no layer reads them any more.
-    """
+    """Subtract `num_blocks` blocks, freed in a run as no layer reads them, from `State.useful` and `State.written`."""
     state = engine.state
     table = table_of(engine, sequence, group)
     table.num_held -= num_blocks

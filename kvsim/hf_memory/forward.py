@@ -140,9 +140,7 @@ class Forward:
         return output
 
     def _norm(self, tokens: int) -> int:
-        """Allocate the tensors of a root-mean-square norm, computed in single precision. Return the address of the
-        result, which has the type of the weights.
-        """
+        """Allocate tensors of an RMS norm in single precision. Return the result's address, of the weights' type."""
         take, give = self._take, self._give
         single = tokens * self._model.hidden_size * FLOAT32_BYTES
         converted, squared, mean = take(single), take(single), take(tokens * FLOAT32_BYTES)

@@ -57,9 +57,7 @@ It is some three years; more is a mistake.
 _LEAST_DATE = 10_000
 """Numbers without a unit may be dates or times of day without separators if they are at least this large."""
 _DAYS = (10_957, 88_069)
-"""Range that contains the day numbers of 2000 to 2099, whether counted from 1970, from 1900 (spreadsheets) or from
-November 1858 (modified Julian dates).
-"""
+"""Range of the day numbers of 2000 to 2099, from 1970, 1900 (spreadsheets) or 1858 (modified Julian dates)."""
 _DATE_DIGITS = len("20261116181546")
 _ROUNDED_S = 1e7
 """Number of seconds above which a spreadsheet drops digits."""

@@ -57,9 +57,7 @@ class KVCacheGroup:
     num_layers: int
     """Number of layers in the group, over all pipeline stages."""
     page_bytes: int
-    """Number of bytes, with padding, that a block takes in one layer on one GPU. If this differs between the layers of
-    the group, it is that of the first layer.
-    """
+    """Bytes, with padding, of a block in one layer on one GPU; of the first layer, if the group's layers differ."""
     content_bytes: int | None = None
     """Number of bytes of a page (a block in one layer) without padding; None if the page has no padding."""
     window: int | None = None

@@ -30,9 +30,7 @@ class PoolBytes:
     window_bytes: int = 0
     """Bytes of one token in the second pool, for the layers with windows; 0 if there is no second pool."""
     window_tokens: int = 0
-    """Largest window of a layer in the second pool, in tokens: a sliding window without the new token itself, or the
-    size of a chunk; 0 if there is no second pool.
-    """
+    """Tokens of the largest window in the second pool: without the new token, or of a chunk; 0 without the pool."""
 
     @classmethod
     def of(cls, model: Model) -> PoolBytes:

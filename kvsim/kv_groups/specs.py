@@ -54,9 +54,7 @@ class LayerSpec:
     other_properties: tuple[object, ...] = ()
     """Other values that must be equal in all layers of a group, such as the number of KV heads and their size."""
     bytes_per_token_as_full: int | None = None
-    """Number of bytes of one token if `as_full` converts the layer to keep every token; None if it does not, because
-    the layer keeps every token or has no tokens.
-    """
+    """Bytes of a token if `as_full` converts the layer; None if the layer keeps every token or has none."""
     is_draft: bool = field(default=False, compare=False)
     """True for a layer of a draft model. It may share a group with layers of the model."""
 

@@ -17,9 +17,7 @@ from kvsim.engine.state import Engine
 
 @part
 def begin(engine: Engine) -> None:
-    """Set the start and end times on the link of the loads that the step just scheduled has decided. Do nothing if the
-    caller reports the ends of loads.
-    """
+    """Set the times on the link of the loads just scheduled. Do nothing if the caller reports the ends of loads."""
     connector = engine.connector
     if not connector.settings.is_timed:
         return

@@ -39,9 +39,7 @@ class Cached:
         self.rank: Any = None
         """Latest rank that the policy's rule gave the block; None if it was never ranked."""
         self.heap_entry: int | None = None
-        """Number of the block's valid entry in the heap of ranked free blocks; None if it has none. Entries are
-        numbered in the order in which they are pushed.
-        """
+        """Number of the block's valid entry in the heap of ranked free blocks, by order of pushing; or None."""
         self.place = 0
         """Index of the block's row in `FreeColumns`. Valid only while the block is free."""
 
@@ -127,9 +125,7 @@ class CachedBlocks:
                 self._push(cached, self._rank(cached))
 
     def first_ranked(self) -> Cached:
-        """Remove the free block with the smallest rank from the heap, and return it; among equals, the one that was
-        ranked first. At least one block must be free.
-        """
+        """Pop the free block with the smallest rank, the first ranked among equals, from the heap. One must be free."""
         while self._ranked:
             _, entry, cached = heappop(self._ranked)
             if cached.heap_entry == entry:

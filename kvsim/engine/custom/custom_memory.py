@@ -126,9 +126,7 @@ def admit(engine: Engine, sequence: Sequence, computed: int, num_tokens: int) ->
 
 
 def grow(engine: Engine, sequence: Sequence, num_tokens: int) -> bool:
-    """Extend the table of a running sequence, if necessary, to have room for `num_tokens` tokens after the computed
-    ones. Return False if the allocator has no room.
-    """
+    """Extend a running sequence's table for `num_tokens` more tokens, if necessary; return False without room."""
     total = sequence.computed + num_tokens
     if total > sequence.room_tokens and not _ask(engine, sequence, total, []):
         return False
@@ -188,9 +186,7 @@ def unusable_units(engine: Engine, head: Sequence) -> int:
 
 
 def _ask(engine: Engine, sequence: Sequence, num_tokens: int, found: list[int]) -> bool:
-    """Append the `found` units and new ones to a sequence's table, so that it has room for `num_tokens` tokens. Return
-    False if the allocator has no room.
-    """
+    """Append the `found` and new units to a table, for `num_tokens` more tokens; return False without room."""
     rules = _rules(engine)
     units, unit_tokens = rules.units, engine.settings.unit_tokens
     request, arguments = rules.served(engine, sequence), [found] if found else []

@@ -25,9 +25,7 @@ class OptimalEviction:
     """Belady's rule in one engine. It observes every change of the prefix cache."""
 
     def __init__(self, order: list[int]) -> None:
-        """Begin with an empty prefix cache. `order` lists the requests in the expected order of admission, each by its
-        row in the workload, counted from 0.
-        """
+        """Begin with an empty cache. `order` has the requests' workload rows in the expected order of admission."""
         self._order = order
         self._uses: dict[int, list[int]] | None = None
         """Result of `_all_uses`, from which uses by admitted requests are removed; None until it is first needed."""

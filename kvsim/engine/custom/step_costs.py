@@ -56,9 +56,7 @@ def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int,
 
 
 def cached_prefix(engine: Engine, sequence: Sequence) -> tuple[int, int]:
-    """Return the number of leading tokens of a waiting sequence that are in the prefix cache, and how many of the units
-    that hold these tokens are in a table.
-    """
+    """Return how many leading tokens of a waiting sequence are cached, and how many of their units are in a table."""
     if engine.memory is CUSTOM:
         return custom_memory.cached_prefix(engine, sequence)
     if not engine.settings.prefix_caching:

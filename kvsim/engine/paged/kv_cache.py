@@ -28,9 +28,7 @@ def find_prefix(engine: Engine, sequence: Sequence) -> int:
 
 @part
 def num_admissible(engine: Engine) -> int:
-    """Return the number of free blocks that a waiting sequence may take. While sequences run, `watermark_blocks` of the
-    free blocks are kept back for them.
-    """
+    """Return how many free blocks a waiting sequence may take: while others run, all but `watermark_blocks`."""
     state = engine.state
     return state.num_free - (engine.settings.watermark_blocks if state.num_running > 0 else 0)
 
@@ -270,9 +268,7 @@ def free(engine: Engine, sequence: Sequence) -> None:
 
 @part
 def free_tables(engine: Engine, sequence: Sequence) -> None:
-    """Free the blocks in all tables of a sequence, in each table from the last to the first, so that the blocks at the
-    ends of sequences are evicted first.
-    """
+    """Free the blocks in all tables of a sequence, from each table's end, so that ends are evicted first."""
     settings, state = engine.settings, engine.state
     for group in range(settings.num_groups):
         table = table_of(engine, sequence, group)

@@ -171,9 +171,7 @@ def with_answers(
 
 
 def _copy_keys(keys: Column, source: int, target: int, first: int, end: int) -> None:
-    """Copy the keys of blocks [first, end), if there are any, from the row that begins at index `source` of `keys` to
-    the row that begins at `target`.
-    """
+    """Copy keys of blocks [first, end) from the row at index `source` of `keys` to the row at index `target`."""
     if first < end:
         keys[target + first : target + end] = keys[source + first : source + end]
 

@@ -39,9 +39,7 @@ def begin_store(engine: Engine, node: int) -> None:
 
 @part
 def start_stores(engine: Engine) -> None:
-    """Put all copies to the host that have begun and are not on the link yet on the link, as one copy. Do nothing if
-    the clock does not decide when copies end.
-    """
+    """Put all begun copies to the host on the link, as one copy, if the clock decides when copies end."""
     radix, num_pages = engine.radix.state, 0
     first = radix.num_storing
     while first > 0 and engine.radix.written[first - 1].done_s == math.inf:

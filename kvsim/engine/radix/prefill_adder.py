@@ -321,9 +321,7 @@ def _tokens_left(engine: Engine, sequence: Sequence) -> float:
 
 @part
 def _insert_in_order(engine: Engine, sequence: Sequence) -> None:
-    """Insert the future needs of a request in ascending order of `Need.left`, after equal ones. Do nothing if the
-    request is expected to need no more tokens.
-    """
+    """Insert a request's future needs, if any, in ascending order of `Need.left`, after equal ones."""
     left, index = _tokens_left(engine, sequence), engine.radix.state.num_needs
     if left > 0:
         while index > 0 and engine.radix.needs[index - 1].left > left:

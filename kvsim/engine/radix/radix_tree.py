@@ -38,9 +38,7 @@ _ROW_BITS = 32
 
 @part
 def key_of(engine: Engine, number: int, page: int) -> int:
-    """Return the key of page `page`, counted from 0, of request `number`. If the tokens of the page are unknown, the
-    key is negative, and no other request has it.
-    """
+    """Return the key of page `page`, from 0, of request `number`: negative, and its own, if the tokens are unknown."""
     sequence = engine.sequences[number]
     if page < sequence.num_keys:
         return engine.prompt_keys[sequence.first_key + page]

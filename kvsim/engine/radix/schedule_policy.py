@@ -162,9 +162,7 @@ def _sort_by_dfs_weight(engine: Engine) -> None:
 
 @part
 def _weigh(engine: Engine, number: int) -> None:
-    """Append a waiting request to the list of the node at which its prefix ends (`Node.first_waiting`). Add 1 to the
-    weight of each node on the path to this node.
-    """
+    """Append a waiting request to its node's list (`Node.first_waiting`); add 1 to the weights on the path to it."""
     nodes, node = engine.radix.nodes, engine.radix.holdings[number].node
     engine.radix.holdings[number].next_waiting = HEAD
     if nodes[node].first_waiting == HEAD:

@@ -106,9 +106,7 @@ def lose_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def gain_device_pages(engine: Engine, node: int) -> None:
-    """Record that a node that was only on the host now has pages on the device, too. The caller writes these pages to
-    the entries from `Node.first_entry` on.
-    """
+    """Record that a node on the host now has device pages, which the caller writes from `Node.first_entry` on."""
     record = engine.radix.nodes[node]
     record.first_entry = new_entries(engine, record.num_pages)
     record.is_on_device = True
@@ -124,9 +122,7 @@ def gain_device_pages(engine: Engine, node: int) -> None:
 
 @part
 def update_double(engine: Engine, node: int) -> None:
-    """Set or clear `Node.doubled` after a change of a node. It is set if the node is on the device and on the host, and
-    no load of the node is in progress.
-    """
+    """Set `Node.doubled` after a change: True if the node is on the device and the host, and no load is under way."""
     record = engine.radix.nodes[node]
     if not (record.is_on_device and record.is_on_host and record.loaded_for == ROOT):
         record.doubled = 0

@@ -142,9 +142,7 @@ def _compact(engine: Engine, length: int) -> bool:
 
 @part
 def _order_for_compaction(engine: Engine) -> None:
-    """Write the numbers of the running sequences to `Lists.order`, sorted by address. In a buddy allocator, sort by the
-    length of the extents first, the longest first.
-    """
+    """Write the running sequences to `Lists.order` by address; in a buddy allocator, by length first, longest first."""
     buddies, lists = engine.settings.fit == BUDDY, engine.lists
     for index in range(engine.state.num_running):
         # Insertion sort: the sequences before `place` are in order.
@@ -183,9 +181,7 @@ def _move(engine: Engine) -> None:
 
 @part
 def _assign_extent(engine: Engine, sequence: Sequence, address: int, length: int, requested: int) -> None:
-    """Record that a sequence has the extent of `length` slots at `address`. It has requested `requested` slots; the
-    others are there because the length is rounded.
-    """
+    """Record a sequence's extent of `length` slots at `address`, of which it has requested `requested`."""
     settings = engine.settings
     totals.add_slots(engine, sequence, 0, requested)
     engine.state.rounding += length - requested
@@ -199,9 +195,7 @@ def _assign_extent(engine: Engine, sequence: Sequence, address: int, length: int
 
 @part
 def _remove_extent(engine: Engine, sequence: Sequence) -> None:
-    """Record that a sequence no longer has its extent, and subtract the extent's slots from the totals of held slots.
-    The sequence's written slots stay counted.
-    """
+    """Record that a sequence has its extent no longer: its slots are not held, but the written ones stay counted."""
     journal.release_extent(engine, sequence, sequence.num_units)
     totals.remove_slots(engine, sequence, sequence.requested)
     engine.state.rounding -= sequence.num_units - sequence.requested
