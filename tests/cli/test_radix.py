@@ -130,7 +130,7 @@ def test_every_command_takes_the_defaults_of_the_card(gpu: str, wanted: list[int
     }.items():
         result = typed(*command, "-o", str(tmp_path / folder))
         assert result.exit_code == 0, result.output
-    kvsim.simulate("vllm-h200-granite-350m-gsm8k", "radix", f"{gpu}/Llama-3.2-1B").save(tmp_path / "python")
+    kvsim.simulate(kvsim.generate(2, prompt=50, output=20), "radix", f"{gpu}/Llama-3.2-1B").save(tmp_path / "python")
     assert settings("run") == settings("both/radix") == settings("python") == wanted
     assert settings("given") == [512, 16]
 

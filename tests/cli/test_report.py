@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kvsim.plots.report_page import facts_of, write_report
+from kvsim.plots.report_page import facts_of
 from kvsim.recording import read
 
 if TYPE_CHECKING:
@@ -72,13 +72,6 @@ def test_a_folder_that_is_no_report_is_left_alone(kvsim: Run, folder: Path) -> N
     assert done.stderr == (
         "kvsim: a <b> & c is a folder of recordings; --overwrite replaces it, or choose another name.\n"
     )
-
-
-def test_progress_reaches_every_figure(folder: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    runs = [read(folder / "a <b> & c" / "paged")]
-    write_report(runs, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(number, 9) for number in range(9)]
 
 
 def test_times_that_were_never_measured_are_named(folder: Path) -> None:

@@ -148,8 +148,12 @@ def test_a_film_shows_the_names_and_runs_nothing(evil: Path) -> None:
     assert json.loads(page.data[0])["reels"][0]["name"] == "cost$x^$@DATA@<b>"
 
 
-def test_a_report_shows_the_names_and_runs_nothing(evil: Path, tmp_path: Path) -> None:
-    write_report([read(evil)], tmp_path / "report")
+def test_a_report_shows_the_names_runs_nothing_and_counts_its_figures_while_it_draws(
+    evil: Path, tmp_path: Path
+) -> None:
+    drawn: list[tuple[int, int]] = []
+    write_report([read(evil)], tmp_path / "report", progress=lambda done, total: drawn.append((done, total)))
+    assert drawn == [(number, 9) for number in range(9)]
     page = Tags((tmp_path / "report" / "report.html").read_text())
     assert "script" not in page.tags
     assert "onerror" not in page.attributes

@@ -79,7 +79,7 @@ def test_what_is_replaced_while_it_is_read_is_one_or_the_other(
     done = Event()
 
     def replace_again_and_again() -> None:
-        for nth in range(60):
+        for nth in range(25):
             write(two[nth % 2], target)
         done.set()
 

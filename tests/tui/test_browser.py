@@ -107,6 +107,7 @@ async def page(tmp_path: Path) -> AsyncIterator[Page]:
     serve = [sys.executable, "-m", "kvsim", "tui", "--serve", "--port", str(port)]
     browse = [
         str(CHROMIUM), "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--window-size=1200,800",
+        "--disable-background-networking", "--disable-component-update", "--disable-extensions", "--disable-sync",
         f"--user-data-dir={profile}", "--remote-debugging-port=0", "about:blank",
     ]  # fmt: skip
     with running(serve, tmp_path, tmp_path / "server.log"), running(browse, tmp_path, tmp_path / "browser.log"):
