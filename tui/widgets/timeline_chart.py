@@ -13,7 +13,7 @@ from textual.style import Style as TextualStyle
 
 from kvsim.memory.waste import SlotState
 
-from ..look.stack import columns, stacked
+from ..look.stack import EIGHTHS, columns, stacked
 from ..look.states import STACK, ink_on
 from ..look.wording import percent, seconds
 from ..playback.run_events import ENDS, EVENT_NAMES, NOTABLE, EventKind
@@ -282,8 +282,10 @@ class TimelineChart(Scrubber):
         rows = range(height - 1, -1, -1)
         return [Strip(stack_cells(layers[:, row].tolist(), self.symbols.up, self.symbols)).simplify() for row in rows]
 
-    def _bars(self, values: npt.NDArray[Any], most: int, style: Style | None = None) -> Strip:
+    def _bars(self, values: npt.NDArray[Any], most: float, style: Style | None = None) -> Strip:
         style = style or self.get_component_rich_style("timeline--bar")
+        if self.symbols.color:  # the upper eighth stays empty, so that a full chart does not touch the one above
+            most *= EIGHTHS / (EIGHTHS - 1)
         text = "".join(self.symbols.up[eighths] for eighths in columns(values, most, 1)[0])
         return Strip([Segment(text, style)])
 
