@@ -112,9 +112,9 @@ def _check_windows(engine: Engine) -> None:
     for number in holders(engine):
         holding = radix.holdings[number]
         held += _row(engine, number)[max(holding.protected_tokens, holding.freed_window_tokens) // unit :]
-    places = Counter(free) + Counter(int(radix.window_pages[page]) - first for page in held)
-    if set(places) != set(range(1, radix.settings.window_pages + 1)) or max(places.values()) > 1:
-        raise IntegrityError(f"{len(places)} of {radix.settings.window_pages} pages of windows are in one place.")
+    places = [*free, *(int(radix.window_pages[page]) - first for page in held)]
+    if sorted(places) != [*range(1, radix.settings.window_pages + 1)]:
+        raise IntegrityError(f"{len(set(places))} of {radix.settings.window_pages} pages of windows are in one place.")
 
 
 def _check_free_list(engine: Engine, pool: int, num_free: int) -> None:
@@ -132,19 +132,24 @@ def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
     """
     engine = driver.engine
     unit = engine.settings.unit_tokens
-    written: dict[int, int] = {}
-    useful: dict[int, int] = {}
+    entries: tuple[list[int], ...] = [], [], [], []
     for number in holders(engine):
         computed = int(engine.sequences[number].computed)
         full = max(int(engine.sequences[number].full_tokens), computed)
-        for index, page in enumerate(_row(engine, number)):
-            begin = index * unit
-            written[page] = max(written.get(page, 0), min(max(computed - begin, 0), unit))
-            useful[page] = max(useful.get(page, 0), min(max(full - begin, 0), unit))
+        row = _row(engine, number)
+        columns = row, range(0, unit * len(row), unit), [computed] * len(row), [full] * len(row)
+        for each, values in zip(entries, columns, strict=True):
+            each.extend(values)
+    pages, begin, *ends = np.array(entries, np.int64)
+    held, index = np.unique(pages, return_inverse=True)
+    most = np.zeros((2, len(held)), np.int64)
+    for of_pages, end in zip(most, ends, strict=True):
+        np.maximum.at(of_pages, index, np.clip(end - begin, 0, unit))
+    written, useful = most.sum(axis=1).tolist()
     slots = np.zeros(NUM_STATES, np.int64)
-    slots[SlotState.TOKEN] = sum(written.values())
-    slots[SlotState.RESERVED] = sum(useful.values()) - sum(written.values())
-    slots[SlotState.INTERNAL] = len(written) * unit - sum(useful.values())
+    slots[SlotState.TOKEN] = written
+    slots[SlotState.RESERVED] = useful - written
+    slots[SlotState.INTERNAL] = len(held) * unit - useful
     return slots
 
 
