@@ -88,9 +88,7 @@ def source_line(recordings: Iterable[Recording]) -> str:
 
 
 def distinct_names(recordings: Iterable[Recording]) -> tuple[str, ...]:
-    """Return a label for each recording: its name, if all recordings have different names. Otherwise, the labels are
-    those of the policies, and may be equal.
-    """
+    """Return the labels of recordings: their names, if all differ, otherwise their policies, which may be equal."""
     named = [(label(recording.name), policy_label(recording.meta.policy)) for recording in recordings]
     names = {name for name, _ in named if name}
     return tuple(name if len(names) == len(named) else policy for name, policy in named)

@@ -48,9 +48,7 @@ class Exchange:
     stored_tokens: int = 0
     """Number of leading tokens of the prompt that the store holds; 0 without a store."""
     is_async: bool = True
-    """True if KV is loaded in the background, while steps of other requests run. False if it is loaded at the beginning
-    of the step that admits the request.
-    """
+    """True if KV is loaded in the background, while other requests run. False: at the begin of the admitting step."""
     num_pending_lookups: int = 0
     """Number of lookups that the store answers with "ask again" before it answers with a number of tokens."""
     is_kept: bool = False

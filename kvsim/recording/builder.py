@@ -206,9 +206,7 @@ class RecordingBuilder:
         self.transfers.begin(kind, request, position, blocks, tokens, seq=self._seq, time_s=time_s)
 
     def transferred(self, request: int, time_s: float, failed: int) -> None:
-        """Record that the transfer of `request` ended. `failed` is the index in its block table of the first block that
-        did not load; -1 if all loaded.
-        """
+        """Record that `request`'s transfer ended. `failed` is the table index of the first block not loaded, or -1."""
         self.transfers.end(request, seq=self._seq, time_s=time_s, failed=failed)
 
     def add_images(self, request: int, images: Iterable[Sequence[Any]]) -> None:

@@ -96,9 +96,7 @@ def _check_computed(recording: Recording, tables: Holdings, file: Path) -> None:
 
 
 def _newest_extents(tables: Holdings, group: int, request: IntArray, seq: IntArray) -> IntArray:
-    """Return the index in `tables` of the newest extent (here one unit) that each request holds in its table of `group`
-    at its `seq`; -1 if it holds none.
-    """
+    """Return the index in `tables` of each request's newest extent (a unit) in `group` at its `seq`; or -1."""
     extents = np.flatnonzero(tables.group == group)
     if not len(extents):
         return np.full(len(request), -1)

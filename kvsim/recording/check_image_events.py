@@ -108,9 +108,7 @@ class _RequestSteps:
         return self._processed(seq) >= end > (self._processed(before) if before >= 0 else 0)
 
     def _processed(self, seq: int) -> int:
-        """Return the number of tokens that are processed when the output at `seq` comes: the computed tokens without
-        the placeholders of awaited outputs.
-        """
+        """Return the number of tokens processed when the output at `seq` comes: computed ones without placeholders."""
         begun = self._schedule_seq < seq
         awaited = int((begun & self._has_placeholder & (self._output_seq >= seq)).sum())
         return int(self._after[begun].max(initial=0)) - awaited

@@ -76,9 +76,7 @@ def require_positions(memory: Memory, tables: Holdings, operations: Operations, 
 
 
 def _unit_keys(memory: Memory, rows: IntArray) -> npt.NDArray[np.int64]:
-    """Return a number for each unit of the memory rows `rows`. Two numbers are equal only if request, `seq` and index
-    in the block table are equal.
-    """
+    """Return a number for each unit of the memory rows `rows`, equal only for equal request, `seq` and table index."""
     extent, offset = expanded(memory.length[rows])
     span, width = int(memory.seq[-1]) + 1, int((memory.position + memory.length).max()) + 1
     row = rows[extent]

@@ -220,9 +220,7 @@ class Meta:
 
     @property
     def encoder_cache_tokens(self) -> int:
-        """Size of the encoder cache: the number of encoder outputs that fit, one per image token that needs one; 0 for
-        an engine without an encoder cache.
-        """
+        """Size of the encoder cache in outputs, one per image token that needs one; 0 without an encoder cache."""
         return int(self.engine.get("encoder_cache_tokens", 0))
 
     @property

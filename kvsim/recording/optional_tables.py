@@ -89,9 +89,7 @@ class GrowingCopies:
         self._add(number, copy, slots)
 
     def processed(self, step: int) -> None:
-        """Record that the output of `step` was processed. Ends of copies that were reported since the previous call
-        get this step as `reported_step`.
-        """
+        """Record that `step`'s output was processed. Ends reported since the last call get it as `reported_step`."""
         for row in self._reported:
             self._rows.columns["reported_step"][row] = step
         self._reported.clear()

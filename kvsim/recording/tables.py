@@ -352,9 +352,7 @@ class Schedule(ColumnTable):
     tokens: IntArray = column("int32")
     repeat: IntArray | None = optional_column("int32")
     known: IntArray | None = optional_column("int32")
-    """Number of the request's tokens with known values (prompt and processed outputs) when the step was scheduled. Only
-    in runs with speculative decoding.
-    """
+    """Number of the request's known tokens (prompt and processed outputs) when scheduled. Only with drafts."""
     outputs: IntArray | None = optional_column("int32")
     """Number of output tokens that the step gave the request. Only in runs with speculative decoding."""
     proposed: IntArray | None = optional_column("int32")

@@ -31,9 +31,7 @@ Reading and checking this many rows takes a second or two. A longer recording is
 the checks need memory for all rows.
 """
 _MOST_ROWS_REPLAYED = 200_000
-"""Largest number of rows of a recording that is also replayed before its folder gets its final name. A replay of this
-many rows takes some tenths of a second.
-"""
+"""Most rows of a recording that is replayed before its folder gets its final name. This takes tenths of a second."""
 
 
 class RecordingWriter:

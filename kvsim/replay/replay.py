@@ -379,9 +379,7 @@ class Replay:
         return np.concatenate(changed)
 
     def _units_between(self, residencies: Numbers, group: int, low: Numbers, high: Numbers) -> Numbers:
-        """Return the units that are at the indices from `low[i]` to `high[i] - 1` of the current table of
-        `residencies[i]` in KV-cache `group`, for all i.
-        """
+        """Return, for all i, the units [`low[i]`, `high[i]`) of the table of `residencies[i]` in KV-cache `group`."""
         tables, seq = self.ledger.tables, self.seq
         table = self._table_of[residencies, group]
         has = (table >= 0) & (high > low)

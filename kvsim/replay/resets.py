@@ -24,9 +24,7 @@ class _Loads(NamedTuple):
     request: Numbers
     seq: Numbers
     tokens_before: Numbers
-    """Computed tokens of the request before the load. In the second entry of a failed load: its tokens in the blocks in
-    front of the first one that did not load.
-    """
+    """Computed tokens before the load; in a failed load's second entry, those in front of the first failed block."""
     loaded_tokens: Numbers
 
 

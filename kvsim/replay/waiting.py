@@ -19,9 +19,7 @@ class Waiting:
     def __init__(self, recording: Recording, ledger: Ledger, progress: Progress) -> None:
         self._requests, held = recording.requests, ledger.tables.residencies
         self._first_held = np.full(len(recording.requests), _NEVER, np.int64)
-        """Number (`seq`) of the event with which each request first held memory: -1 if it did before the recording
-        begins, `_NEVER` if it never did.
-        """
+        """`seq` of the event with which each request first held memory: -1 before the recording, `_NEVER` if never."""
         np.minimum.at(self._first_held, held.request, held.birth_seq)
         self._first_held[progress.initial > 0] = -1
         self._gone_at = self._ends(recording, ledger)

@@ -170,9 +170,7 @@ class SharedStore:
         return StoreTotals(num_loaded, content.num_written, content.num_evicted, content.most, content.capacity)
 
     def horizon_s(self) -> float:
-        """Return the time in seconds up to which a server may run ahead: the present time, because the server's next
-        step may hit what another server stores now.
-        """
+        """Return the time in seconds up to which a server may run ahead: now, as its next step may hit new blocks."""
         return float(self._environment.now)
 
     def add(self, server: ServerProcess, number: int) -> None:

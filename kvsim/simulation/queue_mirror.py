@@ -74,9 +74,7 @@ class QueueMirror:
         return {before, after}
 
     def _insert_after(self, before: int, number: int, *, is_keyed: bool) -> set[int]:
-        """Insert block `number` after block `before`; return the blocks whose links have changed. `is_keyed` tells
-        whether the block holds a prefix.
-        """
+        """Insert block `number`, with a prefix if `is_keyed`, after `before`; return the blocks with changed links."""
         after = self._next[before]
         self._next[before] = self._previous[after] = number
         self._previous[number], self._next[number] = before, after

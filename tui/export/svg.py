@@ -97,9 +97,7 @@ def _marks_of_line(characters: list[_Character], y: float) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def _colors(style: Style | None, ground: str) -> tuple[str, str, bool]:
-    """Return (colour of the text, colour of the background, whether the text is bold). If `style` is None, the text is
-    plain, on the background `ground`.
-    """
+    """Return (colour of the text, of the background, whether bold). If `style` is None: plain, on `ground`."""
     if style is None:
         return _INK, ground, False
     ink, back = _hex(style.color, _INK), _hex(style.bgcolor, ground)

@@ -33,9 +33,7 @@ def draft_slots(session: Session) -> DraftSlots | None:
 
 
 def _taken_back(session: Session, request: int, step: int) -> tuple[int, int]:
-    """Return the index, among the request's slots, of the first slot whose rejected draft `step` overwrites, and the
-    number of such slots; (0, 0) without any.
-    """
+    """Return the index of the first slot whose rejected draft `step` overwrites, and their number; (0, 0) for none."""
     schedule = session.recording.schedule
     rows = np.flatnonzero((schedule.request == request) & (schedule.step <= step))
     if len(rows) < 2 or schedule.step[rows[-1]] != step:

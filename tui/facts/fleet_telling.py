@@ -89,9 +89,7 @@ def about_all(fleet: FleetServers, now: Sequence[ServerNow], room: int) -> list[
 
 
 def _balance_words(fleet: FleetServers, now: Sequence[ServerNow]) -> str:
-    """Compare, in words, the tokens computed by the busiest server with the mean of the servers of its kind (prefill or
-    decode), or of all servers if they do both.
-    """
+    """Compare, in words, the tokens computed by the busiest server with the mean of the servers of its kind."""
     times, kind = fleet.imbalance(now)
     return f"busiest {kind}{' ' * bool(kind)}server computed {times:.2f} times {'their' if kind else 'the'} mean"
 

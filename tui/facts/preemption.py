@@ -53,9 +53,7 @@ def preemption_at(session: Session, request: int, frame: int) -> Preemption:
 
 
 def preemption_reason(session: Session) -> str:
-    """Return the reason for preemptions: too few blocks are free or, in a pool without blocks, a reservation must grow,
-    but the slots after it are not free.
-    """
+    """Return the reason for preemptions: too few free blocks or, in a pool without blocks, no free slots to grow."""
     return "short of blocks" if session.replay.unit_tokens > 1 else "no room to grow"
 
 

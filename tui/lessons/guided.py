@@ -194,9 +194,7 @@ class Guided:
         return lines
 
     def _tree(self, caption: Caption, width: int, symbols: Symbols, height: int) -> Lines:
-        """Return the radix tree. If there is room, what was found of the followed request's prompt follows; if no
-        request is followed, the next eviction.
-        """
+        """Return the radix tree and, with room, what was found of the followed prompt, or the next eviction."""
         session = next(session for session in self.sessions if has_tree(session))
         if cache_drawings.num_lines(session) + 3 > height:  # the nodes come first
             return cache_drawings.tree(session, width, symbols, height)
