@@ -186,12 +186,13 @@ def test_a_name_is_beside_its_row_and_hides_nothing(lesson: str) -> None:
     assert sum(">" in line for line in beside) == 1
 
 
-def test_a_run_too_narrow_for_a_name_has_no_part_of_it() -> None:
+@pytest.mark.parametrize("every", [9, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_run_too_narrow_for_a_name_has_no_part_of_it(every: int) -> None:
     guided = Guided(find_lesson("12"))
     radix = guided.sessions[1]
     names = set(radix.recording.requests.id.tolist())
     shown = set[str]()
-    for frame in range(0, guided.player.last_frame, 3):
+    for frame in range(0, guided.player.last_frame, every):
         guided.show(frame)
         lines = ["".join(character for character, _ in line) for line in still(radix, GLYPHS, 78, 8)]
         shown |= set(re.findall(r"\w+", " ".join(lines)))

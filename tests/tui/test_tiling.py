@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,17 +23,29 @@ def test_the_coarsest_level_shows_the_whole_pool(num_units: int, stride: int | N
     assert coarsest.height <= height * (2 if coarsest.detail is Detail.HALF else 1)
 
 
+PANELS = {
+    "num_units": st.integers(64, 100_000),
+    "width": st.sampled_from((39, 78, 80, 84, 88, 120, 160)),
+    "height": st.integers(7, 48),
+    "names": st.integers(0, 8),
+    "half_blocks": st.booleans(),
+}
+
+
+@settings(max_examples=80, deadline=None)
+@given(**PANELS)
+def test_a_paged_pool_covers_three_fifths_of_its_panel_with_equal_cells(**panel: int) -> None:
+    assert_three_fifths_are_covered(**panel)
+
+
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(
-    num_units=st.integers(64, 100_000),
-    width=st.sampled_from((39, 78, 80, 84, 88, 120, 160)),
-    height=st.integers(7, 48),
-    names=st.integers(0, 8),
-    half_blocks=st.booleans(),
-)
-def test_a_paged_pool_covers_three_fifths_of_its_panel_with_equal_cells(
-    num_units: int, width: int, height: int, names: int, half_blocks: bool
-) -> None:
+@given(**PANELS)
+def test_many_paged_pools_cover_three_fifths_of_their_panels(**panel: int) -> None:
+    assert_three_fifths_are_covered(**panel)
+
+
+def assert_three_fifths_are_covered(num_units: int, width: int, height: int, names: int, half_blocks: bool) -> None:
     """A terminal without half blocks has fewer sizes of cells to choose from, so that it may leave more empty."""
     found = levels(num_units, 16, width, height, stride=None, half_blocks=half_blocks, names=names)
     shown = found[best_level(found, height)]
@@ -47,11 +60,23 @@ def test_a_paged_pool_covers_three_fifths_of_its_panel_with_equal_cells(
     assert drawn >= (0.6 if half_blocks else 0.45) * min(width * lines, most)
 
 
+POOLS = {"num_units": st.integers(1, 100_000), "half_blocks": st.booleans(), **SIZES}
+
+
+@settings(max_examples=80, deadline=None)
+@given(**POOLS)
+def test_cells_of_a_pool_without_lines_are_equally_large_and_have_equally_many_units(**pool: int) -> None:
+    assert_cells_are_equal(**pool)
+
+
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
-@given(num_units=st.integers(1, 100_000), half_blocks=st.booleans(), **SIZES)
-def test_cells_of_a_pool_without_lines_are_equally_large_and_have_equally_many_units(
-    num_units: int, half_blocks: bool, width: int, height: int
-) -> None:
+@given(**POOLS)
+def test_cells_of_many_pools_without_lines_are_equally_large(**pool: int) -> None:
+    assert_cells_are_equal(**pool)
+
+
+def assert_cells_are_equal(num_units: int, half_blocks: bool, width: int, height: int) -> None:
     for unit_tokens in (1, 16):
         for tiling in levels(num_units, unit_tokens, width, height, stride=None, half_blocks=half_blocks):
             assert len(set(np.diff(tiling.row_edges).tolist())) == 1
