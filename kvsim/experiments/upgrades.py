@@ -168,7 +168,7 @@ def _effects(
         own = change.values
         together |= own
         alone, problem = _tried(run_with, varied(old, own))
-        joint, _ = _tried(run_with, varied(old, together))
+        joint = alone if number == 0 else _tried(run_with, varied(old, together))[0]
         first = None if alone is None else before.first_difference(alone)
         names_first = moment is not None and first == moment
         if joint is not None and not is_named and moment is not None and not names_first:
