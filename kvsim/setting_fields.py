@@ -202,6 +202,16 @@ def check_instance(name: str, value: object, kinds: type | UnionType, what: str)
         raise UsageError(f"{name} should be {what}, not {described(value)}.")
 
 
+def check_parts(whole: object, **kinds: type) -> None:
+    """Check that the fields of `whole` that `kinds` names are of the types in `kinds`.
+
+    Raises:
+        UsageError: a field is of another type.
+    """
+    for name, kind in kinds.items():
+        check_instance(f"{name} of {type(whole).__name__}", getattr(whole, name), kind, kind.__name__)
+
+
 def check_progress(progress: object) -> None:
     """Check that the argument `progress` is a function or None.
 

@@ -13,6 +13,7 @@ from kvsim.display.text import html_text
 from kvsim.metrics import summarize
 from kvsim.metrics.fleet_totals import FleetTotals
 from kvsim.recording import Recording, write
+from kvsim.setting_fields import check_instance
 
 if TYPE_CHECKING:
     from kvsim.simulation import Fleet
@@ -53,6 +54,7 @@ class FleetRun(RunsFigure, Sequence[Run]):
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write a folder for each server into `path`, with the names that `kvsim run -o` gives; see `kvsim.write`."""
+        check_instance("the folder of a fleet", path, str | os.PathLike, "a path")
         for name, run in zip(self._fleet.names, self._runs, strict=True):
             write(run, Path(path) / name, overwrite=overwrite)
         return Path(path)

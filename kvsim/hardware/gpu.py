@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvsim.errors import UsageError, shortened
+from kvsim.errors import UsageError, described, shortened
 from kvsim.files.values import is_number, read_toml
+from kvsim.setting_fields import check_instance, is_finite, whole_number
 
 GIB = 1 << 30
 TERA = 1e12
@@ -44,6 +45,20 @@ class Gpu:
     """Measured share of the peak bandwidth at which large tensors are read, 0 to 1; None if not measured."""
     fp8_dense_flops: float | None = None
     """Peak FLOP/s of the tensor cores in fp8; None if they have no fp8."""
+
+    def __post_init__(self) -> None:
+        """Check the names and the figures.
+
+        Raises:
+            UsageError: a name is no text, or a figure is no number above 0.
+        """
+        for name in ("name", "architecture"):
+            check_instance(f"{name} of a Gpu", getattr(self, name), str, "a text")
+        for name in ("memory_bytes", "num_processors"):
+            whole_number(f"{name} of a Gpu", getattr(self, name))
+        for name in ("bandwidth_bytes_per_s", "dense_flops", "boost_hz"):
+            if not (is_finite(value := getattr(self, name)) and value > 0):
+                raise UsageError(f"{name} of a Gpu should be a number above 0, not {described(value)}.")
 
     def __repr__(self) -> str:
         rates = f"{self.bandwidth_bytes_per_s / GIGA:,.0f} GB/s, {self.dense_flops / TERA:,.0f} TFLOP/s in bf16"

@@ -20,6 +20,7 @@ from kvsim.policies.settings import (
     StaticSettings,
 )
 from kvsim.policies.sglang import Radix, RadixSettings, SGLangSettings
+from kvsim.setting_fields import check_parts
 
 
 class _Limited:
@@ -48,6 +49,9 @@ class Paged(_Limited):
     scheduler: ContinuousSettings = field(default_factory=ContinuousSettings)
     cache: PagedSettings = field(default_factory=PagedSettings)
 
+    def __post_init__(self) -> None:
+        check_parts(self, scheduler=ContinuousSettings, cache=PagedSettings)
+
     @property
     def unit_tokens(self) -> int:
         """Number of slots in a unit of the pool."""
@@ -62,6 +66,9 @@ class Contiguous(_Limited):
     scheduler: ContinuousSettings = field(default_factory=ContinuousSettings)
     cache: ContiguousSettings = field(default_factory=ContiguousSettings)
 
+    def __post_init__(self) -> None:
+        check_parts(self, scheduler=ContinuousSettings, cache=ContiguousSettings)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Static(_Limited):
@@ -69,6 +76,9 @@ class Static(_Limited):
 
     name: ClassVar[str] = "static"
     scheduler: StaticSettings = field(default_factory=StaticSettings)
+
+    def __post_init__(self) -> None:
+        check_parts(self, scheduler=StaticSettings)
 
 
 Policy: TypeAlias = Paged | Contiguous | Static | Radix

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies.settings import LINK_GB_PER_S, LINK_SPEED
-from kvsim.setting_fields import check_settings, python_setting, setting
+from kvsim.setting_fields import check_parts, check_settings, python_setting, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -187,6 +187,9 @@ class Radix:
     name: ClassVar[str] = "radix"
     scheduler: SGLangSettings = field(default_factory=SGLangSettings)
     cache: RadixSettings = field(default_factory=RadixSettings)
+
+    def __post_init__(self) -> None:
+        check_parts(self, scheduler=SGLangSettings, cache=RadixSettings)
 
     @property
     def max_model_len(self) -> int:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from numbers import Real
 
 from kvsim.engine.coefficients import coefficients_of
-from kvsim.errors import BudgetError, UsageError, described
+from kvsim.errors import BudgetError, UsageError, described, shortened
 from kvsim.hardware import GIB, Gpu
 from kvsim.kv_groups import CacheSettings, KVCacheLayout, bytes_per_block, cache_layout
 from kvsim.kv_groups.grouping import hashed_by_mode
@@ -20,7 +19,7 @@ from kvsim.policies.releases import DEFAULT_RELEASE, defaults_of, rules_of
 from kvsim.policies.settings import EngineDefaults
 from kvsim.recording import Pool
 from kvsim.recording.model import MAX_UNITS, WindowPool
-from kvsim.setting_fields import check_instance, whole_number
+from kvsim.setting_fields import check_instance, is_finite, whole_number
 from kvsim.steptime import COEFFICIENTS, StepTimeModel
 
 
@@ -29,9 +28,11 @@ def _check_coefficients(times: StepTimeModel) -> None:
     for stage in coefficients_of(times):
         for name in COEFFICIENTS:
             value = getattr(stage, name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if isinstance(number, bool) or not isinstance(number, Real) or number != number:
-                    raise UsageError(f"{name} of the step times should be a number, not {described(number)}.")
+            for number in value if isinstance(value, tuple) and name == "of_size_s" else (value,):
+                if not is_finite(number):
+                    raise UsageError(f"{name} of the step times should be a finite number, not {described(number)}.")
+        if not stage.full_seqs > 0:
+            raise UsageError(f"full_seqs of the step times should be above 0, not {shortened(stage.full_seqs)}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -54,7 +55,7 @@ class Machine:
         """
         check_instance("gpu", self.gpu, Gpu, "a Gpu, as find_gpu returns it")
         check_instance("model", self.model, Model, "a Model, as find_model returns it")
-        if not hasattr(self.step_time, "label"):
+        if not isinstance(getattr(self.step_time, "label", None), str):
             raise UsageError(f"step_time should be a StepTimeModel, not {described(self.step_time)}.")
         _check_coefficients(self.step_time)
         object.__setattr__(self, "kv_bytes", whole_number("kv_bytes", self.kv_bytes, at_least=0))

@@ -5,7 +5,7 @@ Arrays keep a million requests in about 40 MB, and make statistics fast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from kvsim.workload.request_rules import SCALAR_COLUMNS, check_rows
 from kvsim.workload.turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import ArrayLike
 
@@ -188,7 +188,11 @@ class Workload:
         cls, requests: Iterable[Request], *, hash_unit_tokens: int = 16, name: str = "workload", description: str = ""
     ) -> Workload:
         """Return a workload of `requests`, which may be in any order."""
+        if isinstance(requests, str | bytes) or not isinstance(requests, Iterable):
+            raise UsageError(f"requests should be a list of Request, not {described(requests)}.")
         rows = list(requests)
+        for row in rows:
+            _check_request(row)
         prefixes = [row.prefix for row in rows]
         group_numbers = {group: number for number, group in enumerate(dict.fromkeys(p.group for p in prefixes if p))}
         prompts_known = any(row.prompt_token_ids is not None for row in rows)
@@ -435,6 +439,18 @@ class Workload:
     def _set(self, **fields: object) -> None:
         for field, value in fields.items():
             object.__setattr__(self, field, value)
+
+
+def _check_request(row: object) -> None:
+    """Check the types of the parts of a request that are no numbers."""
+    check_instance("each of the requests", row, Request, "a Request")
+    assert isinstance(row, Request)
+    check_instance("the prefix of a request", row.prefix, SharedPrefix | None, "a SharedPrefix")
+    check_instance("prompt_hashes of a request", row.prompt_hashes, Iterable, "a tuple of integers")
+    check_instance(
+        "prompt_token_ids of a request", row.prompt_token_ids, Iterable | None, "a tuple of integers or None"
+    )
+    check_instance("images of a request", row.images, Iterable, "a tuple of images")
 
 
 def _check_names(column: str, names: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 import kvsim
+from kvsim.engine.coefficients import no_times
 from kvsim.errors import KvsimError, UnknownNameError, UsageError
 
 public: Any = kvsim
@@ -132,6 +134,11 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (public.Workload, {**ROWS, "max_tokens": None, "priority": None, "prefix_group": None, "prefix_names": (),
                        "prompt_hashes": None, "hash_unit_tokens": 16, "hash_ahead_tokens": 0, "ids": ["a", "b"],
                        "prompt_token_ids": None, "images": None, "turns": None}),
+    (public.Gpu, {each.name: getattr(GPU, each.name) for each in fields(GPU)}),
+    (public.Paged, {"scheduler": kvsim.ContinuousSettings(), "cache": kvsim.PagedSettings()}),
+    (public.Contiguous, {"scheduler": kvsim.ContinuousSettings(), "cache": kvsim.ContiguousSettings()}),
+    (public.Static, {"scheduler": kvsim.StaticSettings()}),
+    (public.Workload.from_requests, {"requests": list(kvsim.generate(2, prompt=9, output=5)), "hash_unit_tokens": 16}),
     (public.Rows, {"rows": [{"a": 1}], "first": ()}),
     (public.Comparison, {"runs": {}}),
     (public.read_workload, {"path": "few.csv", "form": None, "columns": None}),
@@ -190,6 +197,14 @@ def test_no_argument_of_a_wrong_type_fails_a_run(
     refuses_or_takes(few.scaled_rate, {"factor": 2.0})
     refuses_or_takes(kvsim.Replay(run).seek, {"frame": 1})
     refuses_or_takes(kvsim.Replay(run).frame_at, {"time_s": 0.0})
+
+
+@pytest.mark.parametrize("wrong", [None, "x", True, (), math.nan, math.inf])
+@pytest.mark.parametrize("name", ["request_s", "token_s", "full_seqs", "max_captured_tokens"])
+def test_step_times_are_finite_numbers(name: str, wrong: object) -> None:
+    times = no_times()
+    with pytest.raises(UsageError, match=f"{name} of the step times should be a finite number, not "):
+        kvsim.Machine(gpu=GPU, model=MODEL, kv_bytes=1 << 30, step_time=replace(times, **{name: wrong}))  # type: ignore[arg-type]
 
 
 def test_no_argument_of_a_wrong_type_fails_a_question(few: kvsim.Workload) -> None:
