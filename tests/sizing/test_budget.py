@@ -170,7 +170,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_numbers() -> None:
 def test_a_pool_with_no_block_for_a_request_is_refused_with_the_numbers() -> None:
     with pytest.raises(BudgetError, match=r"weights -14\.96 GiB.*activations -1\.69 GiB.*--max-num-batched-tokens"):
         plan_budget(find_gpu("A4000"), LLAMA, PoolSettings(gpu_memory_utilization=0.98))
-    with pytest.raises(BudgetError, match=r"KV memory 3\.00 MiB.*two blocks take 4\.00 MiB"):
+    with pytest.raises(BudgetError, match=r"the stated KV memory, 3\.00 MiB.*two blocks take 4\.00 MiB"):
         plan_budget(H200, LLAMA, PoolSettings(kv_memory_bytes=3 * MIB))
 
 
