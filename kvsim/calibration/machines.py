@@ -25,7 +25,7 @@ _REACH = 4.0
 _USUAL = Pace(host=0.1, gpu=0.01)
 """Standard deviations of the two factors around 1. They keep a factor near 1 if the recordings do not determine it."""
 _USUAL_WEIGHT = 5.0
-"""Weight in the fit of the factors' deviations from 1, relative to the errors of steps."""
+"""Weight of `_USUAL` in the fit, relative to the errors of steps. A larger weight keeps the two factors nearer to 1."""
 
 
 def pace_of(observed: Sequence[Observed], errors: Callable[[Observed], Any], *, gpu: bool = True) -> Pace:

@@ -52,7 +52,7 @@ class Verdict:
     num_hits: int = 0
     """Number of blocks found in the prefix cache in the equal steps."""
     num_evictions: int = 0
-    """Number of blocks in the equal steps whose prefix was evicted because a request needed the block."""
+    """Number of cached blocks evicted in the equal steps because a request needed a block."""
     num_aborts: int = 0
     num_failures: int = 0
     """Number of outputs that vLLM's asynchronous scheduler did not await. Each of these would stop vLLM.

@@ -91,7 +91,9 @@ class Engine(NamedTuple):
     running: Numbers
     """Numbers of the running sequences, in order of admission."""
     quiet_until: Numbers
-    """Last step, counted from 1, up to which each sequence of `running` is quiet, or 0; see `fast_forward`."""
+    """Last step, counted from 1, up to which the scheduler leaves the record of each sequence of `running` as it is
+    (see `fast_forward`); 0 for a sequence whose record is up to date.
+    """
     skipped: Numbers
     """Numbers of the skipped sequences, in two halves of equal length, each filled from its beginning. The first half
     has those of earlier steps, the second half those of the step being scheduled.

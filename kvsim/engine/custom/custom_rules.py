@@ -111,7 +111,7 @@ class CustomRules:
         self._listed: Iterator[CachedBlock] = iter(())
         """Blocks that were not taken yet from the list that the policy's `evict` returned last."""
         self._listed_in = 0
-        """Number of the step in which the policy's `evict` returned this list. Steps are counted from 1."""
+        """Step, counted from 1, in which the policy's `evict` was last called; `_listed` holds blocks of its answer."""
         self._served: dict[int, _Served] = {}
         self._engine: Engine | None = None
         self._num_empty = 0
