@@ -157,7 +157,7 @@ def test_sessions_are_run_told_of_and_fitted(kvsim: Any, tmp_path: Path) -> None
     again = json.loads(kvsim("run", "--workload", talks, "--no-band", "--json").stdout)
     assert again["turns"] == turns
     fit = ("fit", "--gpu", "H100", "--model", "Llama-3.1-8B", "--turns", "3", "--prompt-tokens", "50")
-    fit += ("--users", "4", "--points", "1", "--output-tokens", "20", "--jobs", "1")
+    fit += ("--sessions", "12", "--users", "4", "--points", "1", "--output-tokens", "20", "--jobs", "1")
     users = json.loads(kvsim(*fit, "--json").stdout)
     assert users["load"]["users"] == 4
 
