@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 _OF_HICACHE = ("enable_hierarchical_cache", "hicache_ratio", "hicache_size")
 """Names of settings that decide the size of SGLang's host memory."""
-_OF_VLLM = ("image", "image_tokens", "enable_sleep_mode")
+_OF_VLLM = ("image", "image_tokens", "enable_sleep_mode", "data_parallel_size")
 """Names of flags that have no effect on SGLang's slots."""
 
 

@@ -111,7 +111,8 @@ def _at_rate(times: FloatArray, rate_per_s: float) -> FloatArray:
 def _check_rate(rate_per_s: float) -> None:
     if not (is_finite(rate_per_s) and rate_per_s > 0):
         raise UsageError(
-            f"the arrival rate is {shortened(rate_per_s)} requests per second; it must be a finite number above 0."
+            f"the arrival rate (--rate) is {shortened(rate_per_s)} requests per second; "
+            "it must be a finite number above 0."
         )
 
 
