@@ -48,7 +48,7 @@ _TAKEN = "#ffb300"
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
 _ENCODING_S = 60.0
-"""Longest time in seconds for ffmpeg to write an MP4, and one second more for each frame, which takes some 30 ms."""
+"""Longest time in seconds for ffmpeg to write an MP4, and one second more for each frame, which takes some 10 ms."""
 
 
 def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:

@@ -168,18 +168,18 @@ def test_an_mp4_needs_ffmpeg(by_hand: Recording, tmp_path: Path, monkeypatch: py
     ("script", "sentence"),
     [
         ("no program", "ffmpeg cannot be run: "),
-        ("#!/bin/sh\nexec /bin/sleep 60\n", "ffmpeg did not end within 4 seconds; "),
+        ("#!/bin/sh\nexec /bin/sleep 60\n", "ffmpeg did not end within 2 seconds; "),
     ],
 )
 def test_an_ffmpeg_that_does_not_start_or_end_is_a_sentence(
     by_hand: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, sentence: str
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(film_picture, "_ENCODING_S", 1.0)
+    monkeypatch.setattr(film_picture, "_ENCODING_S", 0.0)
     (tmp_path / "ffmpeg").write_text(script)
     (tmp_path / "ffmpeg").chmod(0o755)
     with pytest.raises(UsageError, match=rf"{sentence}.*a \.gif or \.html needs no ffmpeg"):
-        write_mp4(film_of([by_hand], num_frames=3), tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
+        write_mp4(film_of([by_hand], num_frames=2), tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
     assert [path.name for path in tmp_path.iterdir()] == ["ffmpeg"]
 
 
