@@ -157,13 +157,16 @@ def make_growing(record: type[Record], size: int, *, compiled: bool) -> Records[
     return cast("Records[Record]", made)
 
 
-def make_lazily(record: type[Record], size: int, *, compiled: bool, **columns: npt.NDArray[Any]) -> Records[Record]:
+def make_lazily(
+    record: type[Record], size: int, *, compiled: bool, num_used: int = 0, **columns: npt.NDArray[Any]
+) -> Records[Record]:
     """Return `size` records as `make` does, with `columns` as initial values of fields. Interpreted code creates each
-    when it is first accessed.
+    when it is first accessed, unless the run is expected to use all: `num_used` is `size` or more. The elements of a
+    list are read faster than those of `Lazy`.
     """
-    if not compiled:
+    if not compiled and num_used < size:
         return cast("Records[Record]", Lazy(record, size, columns))
-    made = make(record, size, compiled=True)
+    made = make(record, size, compiled=compiled)
     fill(made, 0, **columns)
     return made
 

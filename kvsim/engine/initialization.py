@@ -189,6 +189,8 @@ class EnginePlan:
         times = step_times(self.step_time, compiled=compiled)
         most_drafts = self.most_unsure if self.drafts else 0
         zeros = partial(_zeros, compiled=compiled)
+        num_blocks = self.num_units if room.num_places else 0
+        num_used = (demand.prompt + demand.output).sum() // max(policy.unit_tokens, 1)
         records_of, lazy_records_of = partial(make, compiled=compiled), partial(make_lazily, compiled=compiled)
         return Engine(
             memory=custom_memory.CUSTOM if is_custom else memory_of(policy, self.connector),
@@ -217,7 +219,7 @@ class EnginePlan:
             tables=_tables(room, compiled=compiled),
             entries=zeros((room.num_places + 1) * room.width),
             prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
-            blocks=_blocks(self.num_units if room.num_places else 0, self.initial_free, compiled=compiled),
+            blocks=_blocks(num_blocks, self.initial_free, int(num_used), compiled=compiled),
             expiry_counts=lazy_records_of(records.ExpiryCount, self.num_units + 1 if settings.has_windows else 0),
             buckets=lazy_records_of(records.Bucket, num_buckets(demand, policy, self.num_units)),
             **self._optional_parts(settings, room, compiled=compiled),
@@ -453,11 +455,16 @@ def _times(demand: Demand, *, compiled: bool) -> Records[records.Times]:
     return times
 
 
-def _blocks(num_usable: int, initial_free: list[int] | None, *, compiled: bool) -> Records[records.Block]:
-    """Return the records of all blocks, linked into the free queue: in the order `initial_free`, else by id."""
+def _blocks(
+    num_usable: int, initial_free: list[int] | None, num_used: int, *, compiled: bool
+) -> Records[records.Block]:
+    """Return the records of all blocks, linked into the free queue: in the order `initial_free`, else by id.
+
+    `num_used` is the number of blocks that the run would use if it freed none.
+    """
     ids = np.arange(num_usable + 1)
     queue = ids if initial_free is None else np.array([0, *initial_free])
-    following, preceding = np.zeros_like(ids), np.zeros_like(ids)
-    following[queue], preceding[queue] = np.roll(queue, -1), np.roll(queue, 1)
-    keys = np.full(num_usable + 1, NO_KEY)
-    return make_lazily(records.Block, num_usable + 1, compiled=compiled, next=following, previous=preceding, key=keys)
+    columns = {name: np.zeros_like(ids) for name in ("next", "previous")}
+    columns["next"][queue], columns["previous"][queue] = np.roll(queue, -1), np.roll(queue, 1)
+    columns["key"] = np.full(len(ids), NO_KEY)
+    return make_lazily(records.Block, len(ids), compiled=compiled, num_used=num_used, **columns)

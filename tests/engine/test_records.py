@@ -42,10 +42,10 @@ def test_settings_of_features_are_constants_only_in_a_run_without_features() -> 
     assert engine_settings.constants_of(settings) == ()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_records_that_nobody_has_used_have_their_initial_values(compiled: bool) -> None:
+@pytest.mark.parametrize(("compiled", "num_used"), [(False, 3), (False, 4), (True, 0)])
+def test_records_that_nobody_has_used_have_their_initial_values(compiled: bool, num_used: int) -> None:
     following, keys = np.array([3, 0, 1, 2]), np.full(4, 9)
-    made = make_lazily(records.Block, 4, compiled=compiled, next=following, key=keys)
+    made = make_lazily(records.Block, 4, compiled=compiled, num_used=num_used, next=following, key=keys)
     made[2].next, made[2].refs, made[0].key = 7, 1, 5
     following[:] = 8  # which is the caller's own
     assert len(made) == 4
