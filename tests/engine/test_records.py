@@ -43,7 +43,7 @@ def test_settings_of_features_are_constants_only_in_a_run_without_features() -> 
 
 
 @pytest.mark.parametrize(("compiled", "num_used"), [(False, 3), (False, 4), (True, 0)])
-def test_records_that_nobody_has_used_have_their_initial_values(compiled: bool, num_used: int) -> None:
+def test_unused_records_have_their_initial_values(compiled: bool, num_used: int) -> None:
     following, keys = np.array([3, 0, 1, 2]), np.full(4, 9)
     made = make_lazily(records.Block, 4, compiled=compiled, num_used=num_used, next=following, key=keys)
     made[2].next, made[2].refs, made[0].key = 7, 1, 5

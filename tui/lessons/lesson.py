@@ -35,7 +35,7 @@ class LessonRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptionSpec:
-    """A caption as it is in the lesson file: its moment is a phrase, and names in braces stand for values."""
+    """Caption as written in the lesson file. Its moment is a phrase, and values replace its names in braces."""
 
     where: str
     """Place in the file, for error messages."""
