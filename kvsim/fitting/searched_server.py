@@ -53,6 +53,9 @@ class SearchedServer(ABC):
     def __post_init__(self) -> None:
         check_instance("gpu", self.gpu, Gpu, "a Gpu, as find_gpu returns it")
         check_instance("model", self.model, Model, "a Model, as find_model returns it")
+        check_instance("name", self.name, str, "a text")
+        check_instance("captured", self.captured, bool, "True or False")
+        check_instance("times", self.times, str | None, "the name or file of step times, or None")
         object.__setattr__(self, "replicas", whole_number("replicas", self.replicas))
 
     def __repr__(self) -> str:

@@ -19,7 +19,7 @@ from kvsim.kv_groups.sglang_pools import PoolBytes
 from kvsim.machines import step_times
 from kvsim.models import Model
 from kvsim.policies import Radix, RadixSettings, SGLangSettings
-from kvsim.setting_fields import is_finite, python_setting, settings_in, values_of
+from kvsim.setting_fields import check_parts, is_finite, python_setting, settings_in, values_of
 from kvsim.simulation import Machine
 from kvsim.sizing.activations import peak_activations
 from kvsim.sizing.sglang_budget import (
@@ -57,7 +57,9 @@ class SGLangServer(SearchedServer, SGLangSettings):
     _batch_limit, _length_limit = "max_running_requests", "context_length"
     max_running_requests: int = python_setting(None, "Requests that run at once; None: by the pool.", at_least=1)
     context_length: int = python_setting(None, "Longest sequence in tokens; None: the model's.", at_least=8)
-    chunked_prefill_size: int = python_setting(None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1)
+    chunked_prefill_size: int = python_setting(
+        None, "Tokens of prompts in one step; None: by the GPU.", at_least=-1, at_most=1 << 31
+    )
     mem_fraction_static: float | None = None
     page_size: int = field(default=None)  # type: ignore[assignment]
     """Number of slots that are allocated together; None for the page of SGLang's attention kernel on this GPU."""
@@ -70,6 +72,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
         share = self.mem_fraction_static
         if share is not None and not is_finite(share):
             raise UsageError(f"mem_fraction_static is {shortened(share)}; it must be above 0 and below 1.")
+        check_parts(self, cache=RadixSettings)
         defaults: dict[str, Any] = {
             "context_length": self.model.max_position_embeddings,
             **defaults_on(self.gpu, self.model),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kvsim.engine.host.tiered import TIERED
 from kvsim.engine.paged.kv_cache import PAGED
-from kvsim.errors import BudgetError
+from kvsim.errors import BudgetError, UsageError, described, shortened
 from kvsim.fitting.checkpoint import command_of
 from kvsim.fitting.searched_server import NamedLimit, SearchedServer
 from kvsim.hardware import Gpu
@@ -25,7 +25,7 @@ from kvsim.policies import Paged
 from kvsim.policies.drafter import pool_settings
 from kvsim.policies.settings import ContinuousSettings, EngineDefaults, PagedSettings
 from kvsim.profiles.extrapolation import WatchedProfile
-from kvsim.setting_fields import values_of
+from kvsim.setting_fields import check_instance, check_parts, is_finite, is_whole, values_of, whole_number
 from kvsim.simulation import Disaggregation, Machine
 from kvsim.sizing.budget import Budget, plan_budget
 from kvsim.steptime import TYPICAL, Pace, RankTimes, Roofline, at_pace
@@ -67,6 +67,7 @@ class Server(SearchedServer, ContinuousSettings):
     def __post_init__(self) -> None:
         SearchedServer.__post_init__(self)
         ContinuousSettings.__post_init__(self)
+        self._check_fields()
         longest = self.max_model_len or self.model.max_position_embeddings
         num_seqs, num_tokens = EngineDefaults.of("server", self.gpu, self.vllm).limits(
             self.max_num_seqs, self.max_num_batched_tokens, longest, chunked=self.enable_chunked_prefill
@@ -74,6 +75,33 @@ class Server(SearchedServer, ContinuousSettings):
         limits = {"max_num_seqs": num_seqs, "max_num_batched_tokens": num_tokens, "max_model_len": longest}
         for name, limit in limits.items():
             object.__setattr__(self, name, limit)
+
+    def _check_fields(self) -> None:
+        """Check the fields that are no settings of the scheduler, and convert numbers of NumPy."""
+        share = self.gpu_memory_utilization
+        if not (is_finite(share) and 0 < share <= 1):
+            raise UsageError(
+                f"gpu_memory_utilization is {shortened(share)}; it must be a number above 0 and at most 1."
+            )
+        check_parts(self, cache=PagedSettings, pace=Pace)
+        check_instance("apart", self.apart, Disaggregation | None, "a Disaggregation or None")
+        check_instance("in_process", self.in_process, bool, "True or False")
+        if not is_whole(self.unaccounted_bytes):
+            raise UsageError(f"unaccounted_bytes should be an integer, not {described(self.unaccounted_bytes)}.")
+        for name, factor in self.pace._asdict().items():
+            if not (is_finite(factor) and factor > 0):
+                raise UsageError(f"the {name} of pace should be a number above 0, not {described(factor)}.")
+        if self.num_blocks is not None:
+            object.__setattr__(self, "num_blocks", whole_number("num_blocks", self.num_blocks))
+        block_size = {} if self.block_size is None else {"block_size": self.block_size}
+        own: dict[str, Any] = {
+            "enable_prefix_caching": self.enable_prefix_caching,
+            "watermark": self.watermark,
+            **block_size,
+        }
+        checked = PagedSettings(**own)
+        for name in own:
+            object.__setattr__(self, name, getattr(checked, name))
 
     @property
     def token_limit(self) -> NamedLimit:

@@ -15,7 +15,7 @@ from kvsim.errors import RecordingError, UsageError
 from kvsim.models.cache_bytes import bytes_per_token, check_kv_cache_dtype, check_layer_takes
 from kvsim.models.dtypes import DTYPE_BYTES
 from kvsim.models.layers import Attention, ChunkedLocal, FullAttention, Indexer, Mla, SlidingWindow
-from kvsim.models.shape_fields import read_shape
+from kvsim.models.shape_fields import check_fields, read_shape
 from kvsim.models.vision import VisionTower
 from kvsim.models.weights import Quantization, stored_bytes
 from kvsim.setting_fields import whole_number
@@ -108,6 +108,14 @@ class Model:
     """Names of fields whose values were taken from no document."""
     note: str = ""
     """Remark about the listed model; empty without one."""
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            UsageError: a field is invalid.
+        """
+        check_fields(self)
 
     @classmethod
     def from_shape(cls, shape: Mapping[str, Any]) -> Model:

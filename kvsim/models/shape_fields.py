@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast, get_args
 
-from kvsim.errors import RecordingError
+from kvsim.errors import RecordingError, UsageError, described, shortened
 from kvsim.files.values import is_integer
 from kvsim.models.dtypes import DTYPE_BYTES, KV_CACHE_DTYPES
 from kvsim.models.layers import LAYER_CLASSES, Layer, Mla
-from kvsim.models.vision import tower_of
+from kvsim.models.vision import VisionTower, tower_of
 from kvsim.models.weights import Quantization
+from kvsim.setting_fields import check_instance, is_whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _REQUIRED = (
     "num_layers",
@@ -39,6 +40,9 @@ _MAY_BE_ZERO = (
     "num_encoder_parameters",
 )
 """Fields with a whole number that may be 0. Other fields with a whole number must be at least 1."""
+_MAY_BE_NONE = ("mamba_chunk_size", "vision", "quantization", "stored_weight_bytes")
+_MOST_LAYERS, _MOST = 1 << 16, (1 << 63) - 1
+"""Largest `num_layers`, and largest value of any other field with a whole number."""
 _LAYER_FIELDS_MAY_BE_ZERO = ("rope_dim",)
 """Fields of a layer that may be 0. All other numbers of a layer must be at least 1."""
 
@@ -71,6 +75,43 @@ def read_shape(shape: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, An
     known.setdefault("num_parameters", _gated_decoder_parameters(known))
     known.setdefault("num_active_parameters", known["num_parameters"])
     return known
+
+
+def check_fields(model: Any) -> None:
+    """Check every field of a `Model`. Convert whole numbers of NumPy, and lists to tuples.
+
+    Raises:
+        UsageError: a field is invalid.
+    """
+    for each in fields(model):
+        value = getattr(model, each.name)
+        if value is None and each.name in _MAY_BE_NONE:
+            continue
+        if is_whole(value) or isinstance(value, list):
+            object.__setattr__(model, each.name, value := tuple(value) if isinstance(value, list) else int(value))
+        if each.name == "quantization":
+            check_instance("quantization of a Model", value, Quantization, "a Quantization or None")
+        elif each.name == "vision":
+            check_instance("vision of a Model", value, VisionTower, "a VisionTower or None")
+        elif expected := _field_expected(each.name, value):
+            raise UsageError(f"{each.name} of a Model should be {expected}, not {described(value)}.")
+    for layer in model.layer_kinds:
+        if not isinstance(layer, get_args(Layer)):
+            raise UsageError(
+                f"layer_kinds of a Model should have layers such as FullAttention, not {described(layer)}."
+            )
+        for each in fields(layer):
+            value = getattr(layer, each.name)
+            if each.init and (expected := _layer_field_expected(each.name, str(each.type), value)):
+                raise UsageError(
+                    f"{each.name} of a {type(layer).__name__} should be {expected}, not {described(value)}."
+                )
+    if model.layer_caches and not _are_caches(model.layer_caches, model.num_layers, len(model.layer_kinds)):
+        raise UsageError(
+            f"layer_caches of a Model should be a tuple of indices into layer_kinds for each of the {model.num_layers} "
+            f"layers, not {shortened(model.layer_caches)}."
+        )
+    object.__setattr__(model, "layer_caches", tuple(map(tuple, model.layer_caches)))
 
 
 def _gated_decoder_parameters(shape: Mapping[str, Any]) -> int:
@@ -130,15 +171,18 @@ def _layer_field_expected(name: str, type_name: str, value: object) -> str:
 
 def _layer_caches(shape: Mapping[str, Any], known: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
     caches = known.get("layer_caches", ())
-    kinds = range(len(known["layer_kinds"]))
-    is_valid = len(caches) == known["num_layers"] and all(
-        isinstance(layer, list | tuple) and all(is_integer(index, 0) and index in kinds for index in layer)
-        for layer in caches
-    )
-    if not is_valid:
+    if not _are_caches(caches, known["num_layers"], len(known["layer_kinds"])):
         expected = f"a list of indices into layer_kinds for each of the {known['num_layers']} layers"
         raise RecordingError(_wrong(shape, "layer_caches", expected))
     return tuple(tuple(layer) for layer in caches)
+
+
+def _are_caches(caches: Sequence[object], num_layers: int, num_kinds: int) -> bool:
+    """Tell whether `caches` has indices of `num_kinds` caches for each of `num_layers` layers."""
+    return len(caches) == num_layers and all(
+        isinstance(layer, list | tuple) and all(is_integer(index, 0, num_kinds - 1) for index in layer)
+        for layer in caches
+    )
 
 
 def _quantization(shape: Mapping[str, Any]) -> Quantization:
@@ -160,7 +204,7 @@ def _field_expected(key: str, value: object) -> str:
     """Describe the valid values of field `key`; empty if `value` is valid."""
     if key in ("dtype", "kv_cache_dtype"):
         allowed = tuple(DTYPE_BYTES) if key == "dtype" else KV_CACHE_DTYPES
-        expected, is_valid = f"one of {', '.join(allowed)}", value in allowed
+        expected, is_valid = f"one of {', '.join(allowed)}", isinstance(value, str) and value in allowed
     elif key in _TRUTHS:
         expected, is_valid = "true or false", isinstance(value, bool)
     elif key in _TEXTS:
@@ -175,8 +219,9 @@ def _field_expected(key: str, value: object) -> str:
     elif key == "vision":
         expected, is_valid = "an object with every figure of a vision tower", tower_of(value) is not None
     else:
-        least = 0 if key in _MAY_BE_ZERO else 1
-        expected, is_valid = f"a whole number of at least {least}", is_integer(value, least)
+        least, most = 0 if key in _MAY_BE_ZERO else 1, _MOST_LAYERS if key == "num_layers" else _MOST
+        bounds = f"of at least {least}" if not is_integer(value) or value < least else f"of at most {most:,}"
+        expected, is_valid = f"a whole number {bounds}", is_integer(value, least, most)
     return "" if is_valid else expected
 
 

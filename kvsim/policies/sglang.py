@@ -43,7 +43,11 @@ class SGLangSettings:
     )
     context_length: int = python_setting(8192, "Longest sequence in tokens, prompt and output together.", at_least=8)
     chunked_prefill_size: int = setting(
-        8192, "Tokens of prompts in one step; -1: prompts are not cut.", shown="by the GPU", at_least=-1
+        8192,
+        "Tokens of prompts in one step; -1: prompts are not cut.",
+        shown="by the GPU",
+        at_least=-1,
+        at_most=1 << 31,
     )
     max_prefill_tokens: int = setting(16384, "Tokens of prompts that are admitted in one step.", at_least=1)
     disable_overlap_schedule: bool = setting(False, "Process each step's output before the next step is scheduled.")

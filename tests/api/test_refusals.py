@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import kvsim
@@ -97,8 +98,39 @@ WRONG = (
     int,
 )
 GPU, MODEL = kvsim.find_gpu("H200"), kvsim.find_model("Meta-Llama-3-8B")
+VLLM_SERVER = kvsim.server("H200/Llama-3-8B", max_model_len=512)
+SGLANG_SERVER = kvsim.server("H200/Llama-3-8B", policy="radix")
+WINDOWED = kvsim.find_model("gpt-oss-20b")
 ROWS: dict[str, Any] = {"arrival_s": [0.0, 1.0], "prompt_tokens": [4, 5], "output_tokens": [2, 2]}
 LENGTHS: dict[str, Any] = {"prompt": 16, "output": 4, "max_tokens": 8, "prefixes": None, "seed": 0, "arrivals": None}
+
+
+def fields_of(whole: Any) -> dict[str, Any]:
+    return {each.name: getattr(whole, each.name) for each in fields(whole) if each.init}
+
+
+def used_model(**given: Any) -> None:
+    """Make a model and ask it for what sizing needs: a value that it took must not fail there."""
+    model = kvsim.Model(**given)
+    assert repr(model)
+    assert model.kv_bytes_per_token > 0
+    assert model.weight_bytes > 0
+
+
+def used_vllm_server(**given: Any) -> None:
+    server = kvsim.Server(**given)
+    assert repr(server)
+    assert server.budget().num_blocks > 0
+    assert server.command()
+
+
+def used_sglang_server(**given: Any) -> None:
+    server = kvsim.SGLangServer(**given)
+    assert repr(server)
+    assert server.budget().num_slots > 0
+    assert server.command()
+
+
 CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (public.find_model, {"name": "Llama-3-8B", "longest": None}),
     (public.find_gpu, {"name": "H200"}),
@@ -110,8 +142,9 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (public.server, {"named": "H200/Llama-3-8B", "policy": "paged", "max_model_len": 512, "block_size": 16,
                      "vllm": "0.33.0", "replicas": 1, "num_blocks": 100, "speculative_config": ""}),
     (public.server, {"named": "H200/Llama-3-8B", "policy": "radix", "mem_fraction_static": 0.8, "page_size": 1}),
-    (public.Server, {"gpu": GPU, "model": MODEL, "replicas": 1}),
-    (public.SGLangServer, {"gpu": GPU, "model": MODEL, "replicas": 1}),
+    (used_vllm_server, fields_of(VLLM_SERVER)),
+    (used_sglang_server, fields_of(SGLANG_SERVER)),
+    (used_model, fields_of(MODEL)),
     (public.plan_budget, {"gpu": GPU, "model": MODEL, "settings": None}),
     (public.PoolSettings, {"gpu_memory_utilization": 0.9, "max_num_seqs": 4, "max_num_batched_tokens": 64,
                            "block_size": 16, "oversize": False, "enable_prefix_caching": True, "num_drafts": 0,
@@ -134,7 +167,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (public.Workload, {**ROWS, "max_tokens": None, "priority": None, "prefix_group": None, "prefix_names": (),
                        "prompt_hashes": None, "hash_unit_tokens": 16, "hash_ahead_tokens": 0, "ids": ["a", "b"],
                        "prompt_token_ids": None, "images": None, "turns": None}),
-    (public.Gpu, {each.name: getattr(GPU, each.name) for each in fields(GPU)}),
+    (public.Gpu, fields_of(GPU)),
     (public.Paged, {"scheduler": kvsim.ContinuousSettings(), "cache": kvsim.PagedSettings()}),
     (public.Contiguous, {"scheduler": kvsim.ContinuousSettings(), "cache": kvsim.ContiguousSettings()}),
     (public.Static, {"scheduler": kvsim.StaticSettings()}),
@@ -197,6 +230,21 @@ def test_no_argument_of_a_wrong_type_fails_a_run(
     refuses_or_takes(few.scaled_rate, {"factor": 2.0})
     refuses_or_takes(kvsim.Replay(run).seek, {"frame": 1})
     refuses_or_takes(kvsim.Replay(run).frame_at, {"time_s": 0.0})
+
+
+def test_caches_of_a_model_that_contradict_its_layers_are_refused() -> None:
+    with pytest.raises(UsageError, match="for each of the 24 layers"):
+        replace(WINDOWED, layer_caches=((0,),))
+    with pytest.raises(UsageError, match="for each of the 24 layers"):
+        replace(WINDOWED, layer_caches=((7,),) * 24)
+    with pytest.raises(UsageError, match="num_kv_heads of a SlidingWindow should be a whole number of at least 1"):
+        replace(WINDOWED, layer_kinds=tuple(replace(kind, num_kv_heads=0) for kind in WINDOWED.layer_kinds))  # type: ignore[call-arg]
+
+
+def test_a_model_takes_numbers_of_numpy_and_lists_of_caches() -> None:
+    made = replace(WINDOWED, num_layers=np.int64(24), layer_caches=[list(caches) for caches in WINDOWED.layer_caches])  # type: ignore[arg-type]
+    assert made == WINDOWED
+    assert hash(made) == hash(WINDOWED)
 
 
 @pytest.mark.parametrize("wrong", [None, "x", True, (), math.nan, math.inf])
