@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import tempfile
 import textwrap
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 import matplotlib as mpl
 import numpy as np
@@ -26,7 +29,7 @@ from kvsim.replay.unfolding import NO_OWNER
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import numpy.typing as npt
 
@@ -48,7 +51,7 @@ _TAKEN = "#ffb300"
 _GREYS = np.linspace(0x1F, 0xFF, 24).round().astype(np.uint8)[:, None].repeat(3, axis=1)
 """Greys in a GIF's palette for the antialiasing of letters."""
 _ENCODING_S = 60.0
-"""Longest time in seconds for ffmpeg to write an MP4, and one second more for each frame, which takes some 10 ms."""
+"""Longest time in seconds to write an MP4, and one second more for each frame, which takes some 10 ms."""
 
 
 def write_gif(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, max_bytes: int) -> Path:
@@ -90,7 +93,7 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
             "-pix_fmt", "yuv420p", "-movflags", "+faststart", "-fflags", "+bitexact", "-flags:v", "+bitexact",
             "-threads", "1", str(file),
         ]  # fmt: skip
-        frames = b"".join(image.convert("RGB").tobytes() for image in frame_images(film))
+        frames = (image.convert("RGB").tobytes() for image in frame_images(film))
         _run_ffmpeg(command, frames, path, longest_s=_ENCODING_S + len(film.times_s))
         size = file.stat().st_size + MARK_BYTES
         if size > max_bytes:
@@ -98,16 +101,36 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
     return Path(path)
 
 
-def _run_ffmpeg(command: list[str], frames: bytes, path: str | os.PathLike[str], *, longest_s: float) -> None:
-    try:
-        subprocess.run(command, input=frames, capture_output=True, check=True, timeout=longest_s)
-    except OSError as error:
-        raise UsageError(f"{command[0]} cannot be run: {reason_of(error)}; {_OTHER_FILMS}.") from error
-    except subprocess.TimeoutExpired as error:
-        raise UsageError(f"{command[0]} did not end within {longest_s:g} seconds; {_OTHER_FILMS}.") from error
-    except subprocess.CalledProcessError as error:
-        reason = error.stderr.decode(errors="replace").strip().splitlines() or ["it does not say why"]
-        raise UsageError(f"ffmpeg could not write {path}: {reason[-1][:200]}; {_OTHER_FILMS}.") from error
+def _run_ffmpeg(command: list[str], frames: Iterable[bytes], path: str | os.PathLike[str], *, longest_s: float) -> None:
+    """Run ffmpeg, and hand it each frame when it is drawn, so that memory holds one frame of a film of any length."""
+    late = threading.Event()
+    with tempfile.TemporaryFile() as messages:  # a pipe that nobody reads could fill, and ffmpeg would wait for ever
+        try:
+            ffmpeg = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages)
+        except OSError as error:
+            raise UsageError(f"{command[0]} cannot be run: {reason_of(error)}; {_OTHER_FILMS}.") from error
+
+        def end_late() -> None:
+            late.set()
+            ffmpeg.kill()
+
+        limit = threading.Timer(longest_s, end_late)
+        limit.start()
+        try:
+            with suppress(OSError), cast("IO[bytes]", ffmpeg.stdin) as pipe:  # it has ended; its exit status says why
+                for frame in frames:
+                    pipe.write(frame)
+            status = ffmpeg.wait()
+        finally:
+            limit.cancel()
+            ffmpeg.kill()
+            ffmpeg.wait()
+        if late.is_set():
+            raise UsageError(f"{command[0]} did not end within {longest_s:g} seconds; {_OTHER_FILMS}.")
+        if status:
+            messages.seek(0)
+            reason = messages.read().decode(errors="replace").strip().splitlines() or ["it does not say why"]
+            raise UsageError(f"ffmpeg could not write {path}: {reason[-1][:200]}; {_OTHER_FILMS}.")
 
 
 def frame_images(film: Film) -> Iterator[Image.Image]:

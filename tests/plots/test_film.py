@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import shutil
+import tracemalloc
 import zlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,8 +26,12 @@ from kvsim.plots.film_picture import frame_images, write_gif, write_mp4
 from kvsim.replay import Replay
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from PIL import Image
+
+    from kvsim.plots.film import Film
     from kvsim.recording import Recording
 
 MIB = 1 << 20
@@ -181,6 +186,42 @@ def test_an_ffmpeg_that_does_not_start_or_end_is_a_sentence(
     with pytest.raises(UsageError, match=rf"{sentence}.*a \.gif or \.html needs no ffmpeg"):
         write_mp4(film_of([by_hand], num_frames=2), tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
     assert [path.name for path in tmp_path.iterdir()] == ["ffmpeg"]
+
+
+def test_frames_reach_ffmpeg_one_at_a_time(by_hand: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    film = film_of([by_hand], num_frames=40)
+    frames = [image.convert("RGB").tobytes() for image in frame_images(film)]
+    copies = tmp_path / "ffmpeg"  # it writes what it reads
+    copies.write_text(f"#!/bin/sh\nfor last; do :; done\nexec {shutil.which('cat')} > $last\n")
+    copies.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    tracemalloc.start()
+    try:
+        written = write_mp4(film, tmp_path / "a.mp4", frames_per_s=10, max_bytes=1 << 30)
+        most_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert written.read_bytes().startswith(b"".join(frames))
+    assert most_bytes < 10 * len(frames[0]) < len(b"".join(frames)) / 3
+
+
+def test_an_ffmpeg_that_ends_early_gets_no_more_frames(
+    by_hand: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = []
+
+    def counted(film: Film) -> Iterator[Image.Image]:
+        for image in frame_images(film):
+            drawn.append(image)
+            yield image
+
+    monkeypatch.setattr(film_picture, "frame_images", counted)
+    (tmp_path / "ffmpeg").write_text("#!/bin/sh\nexec 0<&-\necho disk full >&2\nexit 1\n")
+    (tmp_path / "ffmpeg").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match="disk full"):
+        write_mp4(film_of([by_hand], num_frames=400), tmp_path / "a.mp4", frames_per_s=10, max_bytes=MIB)
+    assert len(drawn) < 400
 
 
 @pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="ffmpeg is not installed")
