@@ -77,6 +77,8 @@ def band_of(
 ) -> Band | None:
     """Return the prediction intervals around `summary`, from runs with step times varied by their typical error.
 
+    These runs are not checked step by step: `check` is about the run that is summarised.
+
     Return None if the step times are a custom model, or if their error was never measured.
     """
     times = machine.step_time.times if isinstance(machine.step_time, WatchedProfile) else machine.step_time
@@ -84,6 +86,7 @@ def band_of(
     if not isinstance(times, Roofline) or known is None or len(known.step_errors) < len(CLOCKS):
         return None
     error = known.step_errors
+    options["check"] = False
     # Compiling once takes as long as two such sets of interpreted runs.
     if options.get("engine", "auto") == "auto" and not runs_in_python(policy):
         options["engine"] = engine_for_several(memory_of(base_of(policy)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
 
 from kvsim.cli.run import command as run_command
@@ -13,6 +15,7 @@ from kvsim.machines import interval_in, known_errors, step_times
 from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.simulation import Machine, measure
+from kvsim.simulation.server import ServerProcess
 from kvsim.workload import AllAtOnce, Fixed, generate
 
 TIGHT = ("--arrivals", "at-once", "--num-requests", "40", "--prompt-tokens", "60", "--output-tokens", "80")
@@ -66,6 +69,21 @@ def test_a_band_is_printed_and_in_json_unless_it_is_not_wanted() -> None:
     band = json.loads(document)["band"]
     assert band["ranges" if "ranges" in band else "ttft_s"][0] < json.loads(document)["ttft_s"]["mean"]
     assert "brackets" not in without
+
+
+def test_a_check_is_of_the_run_that_is_printed_and_not_of_those_of_its_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[bool] = []
+    begin = ServerProcess.__init__
+
+    def counted(server: ServerProcess, *given: Any, **options: Any) -> None:
+        begin(server, *given, **options)
+        checked.append(bool(server.driver.engine.settings.checking))
+
+    monkeypatch.setattr(ServerProcess, "__init__", counted)
+    flags = (*TIGHT, "--num-blocks", "100", "--engine", "interpreted", "--check")
+    table = CliRunner().invoke(run_command, flags, catch_exceptions=False).stdout
+    assert "in brackets" in table
+    assert checked == [True] + 4 * [False]
 
 
 def test_there_is_no_band_where_nobody_measured_how_far_off_such_times_are() -> None:
