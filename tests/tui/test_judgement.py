@@ -6,9 +6,10 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.metrics.run_verdict import Limit, limit_of
-from kvsim.policies import ContinuousSettings, Paged, Radix, SGLangSettings
+from kvsim.policies import ContinuousSettings, Paged, Radix, SGLangSettings, Static, StaticSettings
 from kvsim.simulation import simulate
 from kvsim.workload import generate
 from kvsim_tui.dialogs.remedies import RemediesScreen, diagnosed
@@ -59,6 +60,25 @@ def test_short_slots_of_adapters_want_more_of_them(make_machine: Callable[[int],
 
 def test_padding_wants_another_policy(shipped: Callable[[str], Recording]) -> None:
     assert judgement_of(Session(shipped("static"))).long.endswith(": continuous batching (press c)")
+
+
+def test_padding_in_a_large_pool_wants_another_policy_though_nothing_waits(
+    make_machine: Callable[[int], Machine],
+) -> None:
+    policy = Static(scheduler=StaticSettings(batch_size=4))
+    for output, is_padded in ([4, 16, 64, 64], True), ([60, 60, 60, 64], False):
+        work = replace(generate(4, prompt=60, output=20, seed=1), output_tokens=output, max_tokens=[64] * 4)
+        recording = simulate(work, policy, make_machine(20_000))
+        assert limit_of(summarize(recording)) is None
+        padded = summarize(recording).waste.allocated_percent[SlotState.PADDING]
+        assert (padded >= 25) == is_padded
+        found = judgement_of(Session(recording))
+        if is_padded:
+            batch = f"{padded:.0f}% of a batch is padding"
+            assert found.long == f"nothing waits, and {batch}: continuous batching (press c)"
+            assert found.short == f"{batch}: continuous batching (c)"
+        else:
+            assert found.short == "nothing waits: nothing to change"
 
 
 def test_a_run_without_a_limit_wants_nothing(make_machine: Callable[[int], Machine]) -> None:

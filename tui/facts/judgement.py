@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from kvsim.memory.waste import SlotState
 from kvsim.metrics import summarize
 from kvsim.metrics.run_verdict import Limit, limit_of, peak_words, wasted_percent
 from kvsim.metrics.waiting import Limits
@@ -22,7 +23,7 @@ _FULL_FREE_SHARE: Final = 0.01
 _SHORT_SHARE_OF_RUN: Final = 0.1
 """A time of at least this share of the run is rounded to a tenth of the run, a shorter one to a tenth of itself."""
 _MUCH_WASTE_PERCENT: Final = 25.0
-"""Percent of the pool that waste must take on average to be a reason for another policy."""
+"""Percent of the pool that waste, or of a batch that padding, must take to be a reason for another policy."""
 
 
 class Judgement(NamedTuple):
@@ -46,7 +47,7 @@ def _limiting_facts(session: Session, summary: Summary, limit: Limit | None) -> 
     """Return what held requests back, as a short text and a long one.
 
     If `limit` is None, nothing did. The texts are then about refused requests if there are any, otherwise about waste
-    if there is much; otherwise they say that nothing waits.
+    or padding if there is much; otherwise they say that nothing waits.
     """
     waits = summary.waiting_for
     if limit is Limit.MEMORY:
@@ -58,7 +59,7 @@ def _limiting_facts(session: Session, summary: Summary, limit: Limit | None) -> 
         return f"{waits.tokens:,.0f} wait for tokens", f"{waits.tokens:,.0f} wait for a step with tokens to spare"
     if limit is Limit.ADAPTERS:
         return f"{waits.adapters:,.0f} wait for an adapter", f"{waits.adapters:,.0f} wait for the slot of an adapter"
-    return _unlimited_facts(summary)
+    return _unlimited_facts(session, summary)
 
 
 def _memory_facts(session: Session, summary: Summary) -> str:
@@ -76,14 +77,27 @@ def _memory_facts(session: Session, summary: Summary) -> str:
     return ", ".join(facts)
 
 
-def _unlimited_facts(summary: Summary) -> tuple[str, str]:
+def _unlimited_facts(session: Session, summary: Summary) -> tuple[str, str]:
     wasted = wasted_percent(summary)
     if summary.num_refused:
         refused = f"{plural(summary.num_refused, 'request')} refused"
         return refused, f"{refused}: they do not fit into the pool"
     if wasted >= _MUCH_WASTE_PERCENT:
         return (f"{wasted:.0f}% of the pool is never used",) * 2
+    if (padded := _padded_percent(session, summary)) >= _MUCH_WASTE_PERCENT:
+        return f"{padded:.0f}% of a batch is padding", f"nothing waits, and {padded:.0f}% of a batch is padding"
     return "nothing waits", f"nothing waits, {peak_words(summary).replace(' %', '%')}"  # percentages as on the screens
+
+
+def _padded_percent(session: Session, summary: Summary) -> float:
+    """Return the percentage of a static batch's slots that were padding, mean over time; 0 for other policies.
+
+    Padding costs time even in a large pool: a step computes it, and a request is answered with the slowest of its
+    batch.
+    """
+    if session.recording.meta.policy_name != "static":
+        return 0.0
+    return float(summary.waste.allocated_percent[SlotState.PADDING])
 
 
 def _full_words(session: Session) -> str:
@@ -122,6 +136,7 @@ def _remedy(session: Session, summary: Summary, limit: Limit | None) -> tuple[st
         if limit is not None:
             return remedies[limit], key
         return ("a larger pool", key) if summary.num_refused else ("nothing to change", "")
-    if limit is not None or wasted_percent(summary) >= _MUCH_WASTE_PERCENT:
+    wasted = max(wasted_percent(summary), _padded_percent(session, summary))
+    if limit is not None or wasted >= _MUCH_WASTE_PERCENT:
         return ("continuous batching" if policy == "static" else "memory in pages"), "c"
     return ("a larger pool" if summary.num_refused else "nothing to change"), ""

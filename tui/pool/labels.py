@@ -57,38 +57,53 @@ def write_names(
     """
     if tiling.margin and tiling.stride is None:
         _number_rows(picture, top, rows, tiling, replay)
-    name: Callable[..., None]
-    match tiling.detail:
-        case Detail.MIX | Detail.PART | Detail.HALF if replay.unit_tokens > 1 or tiling.down > 1:
-            return
-        case Detail.MIX if tiling.stride is None and tiling.units_per_cell > _MOST_UNITS:
-            return
-        case Detail.FILL if tiling.separates_units and not tiling.gap:  # a name is on each unit
-            name, lines = name_blocks, tiling.row_edges[rows] - top
-        case Detail.FILL if not tiling.gap:
-            counted = color_by in (ColorBy.OWNER, ColorBy.SHARING)
-            if counted:
-                _count_holders(picture, top, cells, tiling, replay)
-            if tiling.wide < _LEAST_NAMED_WIDTH or not half_blocks:
-                return
-            # A name is on the first of consecutive units of one request.
-            name, lines = partial(name_extents, counted=counted), tiling.row_edges[rows] - top
-        case Detail.MIX | Detail.HALF:
-            name = partial(
-                name_lines if tiling.margin and tiling.stride is not None else name_extents,
-                marked=marked if names_every_line(tiling, replay) else None,
-            )
-            first, last = _lines_for_names(tiling, rows)
-            lines = np.where(first <= last, (first + last) // 2 - top, -1)
-        case Detail.FILL:  # a name is on the empty line below each unit
-            name, lines = name_units, tiling.row_edges[rows + 1] - 1 - top
-        case Detail.SLOTS:  # a name is left of each unit
-            name, lines = name_units, tiling.row_edges[rows] - top
+    if color_by in (ColorBy.OWNER, ColorBy.SHARING) and _bears_extents(tiling):
+        _count_holders(picture, top, cells, tiling, replay)
+    name, lines = _name_lines(tiling, rows, replay, color_by, half_blocks=half_blocks, marked=marked)
+    if name is None:
+        return
+    lines = np.where(lines >= 0, lines - top, -1)
     seen = (lines >= 0) & (lines < len(picture))
     if seen.any():
         through = picture[lines[seen]]
         name(through, tiling, replay, cells.reshape(len(rows), -1)[seen].ravel())
         picture[lines[seen]] = through
+
+
+def _bears_extents(tiling: Tiling) -> bool:
+    """Tell whether a name would be on the first of consecutive units of one request, in the units themselves."""
+    return tiling.detail is Detail.FILL and not tiling.gap and not tiling.separates_units
+
+
+def _name_lines(
+    tiling: Tiling, rows: IndexArray, replay: Replay, color_by: ColorBy, *, half_blocks: bool, marked: int | None
+) -> tuple[Callable[..., None] | None, IndexArray]:
+    """Return the function that writes names, None if there is no room for them, and for each of `rows` the line of the
+    whole picture for its names, -1 for none.
+    """
+    name: Callable[..., None] | None = None
+    lines = tiling.row_edges[rows]
+    match tiling.detail:
+        case Detail.MIX | Detail.PART | Detail.HALF if replay.unit_tokens > 1 or tiling.down > 1:
+            pass
+        case Detail.MIX if tiling.stride is None and tiling.units_per_cell > _MOST_UNITS:
+            pass
+        case Detail.FILL if _bears_extents(tiling):
+            if tiling.wide >= _LEAST_NAMED_WIDTH and half_blocks:
+                name = partial(name_extents, counted=color_by in (ColorBy.OWNER, ColorBy.SHARING))
+        case Detail.FILL if not tiling.gap:  # a name is on each unit
+            name = name_blocks
+        case Detail.MIX | Detail.HALF:
+            by_line = tiling.margin and tiling.stride is not None
+            stressed = marked if names_every_line(tiling, replay) else None
+            name = partial(name_lines if by_line else name_extents, marked=stressed)
+            first, last = _lines_for_names(tiling, rows)
+            lines = np.where(first <= last, (first + last) // 2, -1)
+        case Detail.FILL:  # a name is on the empty line below each unit
+            name, lines = name_units, tiling.row_edges[rows + 1] - 1
+        case Detail.SLOTS:  # a name is left of each unit
+            name = name_units
+    return name, lines
 
 
 def longest_name(replay: Replay, *, shared: bool = True) -> int:
