@@ -104,7 +104,7 @@ def write_mp4(film: Film, path: str | os.PathLike[str], *, frames_per_s: float, 
 def _run_ffmpeg(command: list[str], frames: Iterable[bytes], path: str | os.PathLike[str], *, longest_s: float) -> None:
     """Run ffmpeg, and hand it each frame when it is drawn, so that memory holds one frame of a film of any length."""
     late = threading.Event()
-    with tempfile.TemporaryFile() as messages:  # a pipe that nobody reads could fill, and ffmpeg would wait for ever
+    with tempfile.TemporaryFile() as messages:  # a pipe that is not read could fill, and ffmpeg would never end
         try:
             ffmpeg = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=messages)
         except OSError as error:
