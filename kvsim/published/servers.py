@@ -84,6 +84,7 @@ def machine(policy: Policy, model: Model | None = None) -> Machine:
             power_share=0.0,  # with gaps between kernels, the GPU stays below its power limit
             host_step_s=HOST_STEP_S,
             host_sequence_s=HOST_SEQUENCE_S,
+            sampling_share=0.0,  # the GPU does not compute in these host times
         ),
     )
 

@@ -211,6 +211,13 @@ def test_a_rectangle_keeps_its_rows() -> None:
     assert cells.tolist() == [0, 0, tiling.columns]
 
 
+def test_cells_of_lines_are_equally_wide_where_that_leaves_at_most_a_tenth_of_the_width_empty() -> None:
+    for stride in range(1, 85):
+        rest = 84 % stride
+        shown = levels(40 * stride, 1, 84, 40, stride=stride, half_blocks=True)[0]
+        assert shown.width == (84 - rest if 10 * rest <= 84 else 84)
+
+
 def test_a_small_pool_is_drawn_large() -> None:
     few = levels(8, 4, 80, 14, stride=None, half_blocks=True)[-1]
     assert (few.detail, few.columns, few.width, few.height) == (Detail.SLOTS, 4, 76, 14)

@@ -18,9 +18,6 @@ _ROOMY = 12
 _MOST_MARGIN_SHARE = 0.25
 _LEAST_FILL = 0.9
 """Least share of the picture's width that cells of equal width must cover; otherwise widths differ by one character."""
-_LEAST_COVERED = 0.6
-"""Least share of the picture that a paged pool with a margin must cover, unless it covers less even without a margin.
-"""
 _SPARE_FOR_NUMBERS = 0.12
 """Share of the picture that may stay empty for the numbers in the margin."""
 _BAD_SHAPE_PENALTY = 0.05
@@ -208,7 +205,7 @@ def _whole_pool_tiling(num_units: int, unit_tokens: int, width: int, height: int
         tiling = _tiling_of_shape(shape, num_units, width - left, height, left)
         choices.append((num_units * shape.area / (width * height), tiling))
     (bare, without), (covered, numbered) = choices[0], choices[-1]
-    if without.gap or without.rows == 1 or covered < min(bare, _LEAST_COVERED) or bare - covered > _SPARE_FOR_NUMBERS:
+    if without.gap or without.rows == 1 or bare - covered > _SPARE_FOR_NUMBERS:
         return without
     return numbered
 
