@@ -59,7 +59,8 @@ def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends
     """Check preemptions of an engine that releases the table of a preempted request at once.
 
     A whole table that is released while a step is scheduled is a preemption. One that is released with an output must
-    be of a request that has ended. If the request finished, it must have ended with this output.
+    be of a request that has ended. If the request finished, it must have ended with this output. One that is released
+    between these events must be of an aborted request.
     """
     requests, steps = recording.requests, recording.steps
     step = np.minimum(residencies.end_step, len(steps) - 1)
@@ -74,6 +75,12 @@ def _check_without_copies(recording: Recording, residencies: ResidencyRows, ends
     rows = residencies.end_request[with_output]
     ended = (requests.status[rows] == RequestStatus.FINISHED) | (requests.status[rows] == RequestStatus.ABORTED)
     require(ended, folder / "requests.parquet", "a request whose memory went with an output should have ended", rows)
+    between = ~is_victim & ~with_output & (residencies.end_seq < steps.output_seq[-1])
+    aborted = requests.status[residencies.end_request[between]] == RequestStatus.ABORTED
+    require(
+        aborted, folder / "requests.parquet", "a request whose memory went between two events should have been aborted",
+        residencies.end_request[between],
+    )  # fmt: skip
     output_seq = np.zeros(len(requests), np.int64)
     output_seq[ends.request] = steps.output_seq[ends.step]
     known = output_seq[rows] > 0

@@ -267,6 +267,20 @@ def test_no_change_of_a_figure_is_accepted_among_thousands(good: dict[str, Recor
     assert missed == []
 
 
+def test_a_request_keeps_its_memory_until_a_step_or_an_output(good: dict[str, Recording]) -> None:
+    """A move by compaction releases and allocates at one event, so that nobody else can have the units."""
+    recording = good["compacted"]
+    memory, steps = recording.memory, recording.steps
+    earlier = memory.seq - 1
+    is_free = ~np.isin(earlier, np.concatenate((steps.schedule_seq, steps.output_seq)))
+    rows = np.flatnonzero((memory.kind == MemoryKind.RELEASE) & is_free & (np.append(0, memory.seq[:-1]) <= earlier))
+    assert len(rows)
+    for row in rows.tolist():
+        seq = memory.seq.copy()
+        seq[row] = earlier[row]
+        assert not is_accepted(with_columns(recording, "memory", seq=seq), "compacted"), f"row {row}"
+
+
 @pytest.mark.parametrize("base", ["drafts", "drafts ahead"])
 def test_no_other_number_of_units_with_drafts_is_accepted(good: dict[str, Recording], base: str) -> None:
     recording = good[base]
