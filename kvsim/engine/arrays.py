@@ -37,6 +37,24 @@ class Numbers(Protocol):
     def __len__(self) -> int: ...
 
 
+class Tables:
+    """Base class of an engine and of its parts: dataclasses whose fields are arrays, records, records of functions or
+    other tables. Iterate over one for the values of its fields.
+
+    The fields are slots. Interpreted code reads them four times as fast as those of a named tuple.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of the fields, in order."""
+        return tuple(field.name for field in fields(cast("Any", cls)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return (getattr(self, name) for name in self.names())
+
+
 class Growing(list[Any]):
     """List of records that appends a record with default values when the index after its end is accessed."""
 

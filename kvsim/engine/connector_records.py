@@ -6,9 +6,8 @@ An engine without a connector has an empty tuple instead, so that its compiled c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.arrays import Numbers, Records, Tables
 from kvsim.engine.records import Small
 
 
@@ -141,7 +140,8 @@ class BadBlock:
     reported_in: int = 0
 
 
-class ConnectorTables(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ConnectorTables(Tables):
     """Settings, state and lists of a KV connector: the part of `Engine` that only it uses."""
 
     settings: ConnectorSettings

@@ -5,6 +5,7 @@ A long run begins interpreted, because compiling takes seconds. `moved` continue
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ _NOT_COPIED_BY_NAME = (
     *("external", "host", "connector", "radix", "encoder"),  # in `_parts_of`
     *("steps", "outputs", "gaps", "memory_rows"),  # rows that the caller has read
 )
-"""Fields of `Engine` that `moved` does not copy by name. Tuples, such as `host`, are here and in `_parts_of`."""
+"""Fields of `Engine` that `moved` does not copy by name. `Tables`, such as `host`, are here and in `_parts_of`."""
 
 
 def moved(source: Engine, target: Engine) -> Engine:
@@ -27,7 +28,7 @@ def moved(source: Engine, target: Engine) -> Engine:
     num_rows = source.state.num_schedule_rows
     target.settings.most_schedule_rows = source.settings.most_schedule_rows
     target = with_room_for_schedule(target, num_rows)
-    for name in Engine._fields:
+    for name in Engine.names():
         old, new = getattr(source, name), getattr(target, name)
         if name not in _NOT_COPIED_BY_NAME:
             _copy(old, new, num_rows if name == "schedule_rows" else None)
@@ -39,7 +40,7 @@ def moved(source: Engine, target: Engine) -> Engine:
 
 def _parts_of(engine: Engine) -> tuple[Any, ...]:
     """Return the state of the optional parts, such as the host tier, without rows that the caller has read."""
-    encoder = (part for name, part in engine.encoder._asdict().items() if name != "rows")
+    encoder = (getattr(engine.encoder, name) for name in engine.encoder.names() if name != "rows")
     return (*engine.external, *engine.host, *engine.connector, *engine.radix, *encoder)
 
 
@@ -75,4 +76,4 @@ def with_room_for_schedule(engine: Engine, num_rows: int) -> Engine:
     longer = np.zeros(settings.most_schedule_rows + margin, rows.dtype)
     longer[:num_rows] = rows[:num_rows]
     made: Any = longer
-    return engine._replace(schedule_rows=made)
+    return replace(engine, schedule_rows=made)

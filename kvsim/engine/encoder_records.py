@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.engine.arrays import Numbers, Records, fill, make, make_growing, make_one, numbers
+from kvsim.engine.arrays import Numbers, Records, Tables, fill, make, make_growing, make_one, numbers
 from kvsim.engine.records import Linked, Small
 from kvsim.policies.encoding import Encoding, ImageInput
 
@@ -101,7 +100,8 @@ class EncoderRow:
     image: Small = 0
 
 
-class EncoderCache(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class EncoderCache(Tables):
     """The encoder cache; unused if prompts have no images."""
 
     state: EncoderState

@@ -6,11 +6,10 @@ An engine without such KV has an empty tuple instead, and its compiled code has 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.engine.arrays import Numbers, Records, make, make_one, numbers
+from kvsim.engine.arrays import Numbers, Records, Tables, make, make_one, numbers
 from kvsim.engine.records import Small
 
 
@@ -44,7 +43,8 @@ class ExternalSequence:
     """Number of computed tokens that the sequence had when it gave up its blocks, freed only after steps in flight."""
 
 
-class ExternalKV(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ExternalKV(Tables):
     """Engine state that only a host tier or a KV connector needs. `external_kv` allocates it."""
 
     state: ExternalState

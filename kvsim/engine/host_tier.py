@@ -7,9 +7,8 @@ has an empty tuple instead, and its compiled code has no code for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.arrays import Numbers, Records, Tables
 from kvsim.engine.records import Linked, Small
 
 RECENT, FREQUENT, RECENT_GHOSTS, FREQUENT_GHOSTS = range(4)
@@ -176,7 +175,8 @@ class HostSequence:
     preempted_in: int = 0
 
 
-class HostTier(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class HostTier(Tables):
     """Settings, state and lists of the second tier: the part of `Engine` that only it uses."""
 
     settings: HostSettings

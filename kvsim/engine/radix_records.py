@@ -8,9 +8,8 @@ iteration of SGLang's scheduler; it may launch no batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.arrays import Numbers, Records, Tables
 from kvsim.engine.host_tier import CopyRow
 from kvsim.engine.records import Bucketed, Small
 
@@ -471,7 +470,8 @@ class Need:
     held: int = 0
 
 
-class RadixTables(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class RadixTables(Tables):
     """Arrays and records of SGLang's cache and scheduler: the part of `Engine` that only they use."""
 
     settings: RadixArguments

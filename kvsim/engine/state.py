@@ -1,4 +1,4 @@
-"""`Engine`: all state of a simulated engine, as one tuple.
+"""`Engine`: all state of a simulated engine, as one record.
 
 Every function of the engine takes it as the first argument, so that machine code needs no global state. A sequence, a
 block or another record is identified by its index, so "return the block" means to return its index.
@@ -6,10 +6,11 @@ block or another record is identified by its index, so "return the block" means 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from kvsim.engine import recorded_rows, records
-from kvsim.engine.arrays import Numbers, Records
+from kvsim.engine.arrays import Numbers, Records, Tables
 from kvsim.engine.connector_records import ConnectorTables
 from kvsim.engine.encoder_records import EncoderCache
 from kvsim.engine.engine_settings import Settings
@@ -65,7 +66,8 @@ class Rules(Protocol):
         """Observe that `block` is free now. It may hold a cached prefix."""
 
 
-class Engine(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Engine(Tables):
     """State of a simulated run.
 
     Request `i` of the workload, counted from 0, is record `i + 1` of `sequences` and `times`. This index is the number

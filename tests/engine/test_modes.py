@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dis
 import tokenize
-from collections import namedtuple
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from kvsim.engine import continuation, driver, initialization
+from kvsim.engine.arrays import Tables
 from kvsim.engine.machine_code import compiled
 from kvsim.engine.memory import MemoryManager
 from kvsim.engine.paged import block_pool
@@ -151,8 +151,14 @@ DRAW = "define i64 @draw(i64 %addresses, i64 %action, double %argument) {\n  ret
 LITTLE = MemoryManager(name="little")
 
 
+@dataclass
+class Little(Tables):
+    memory: Any
+    numbers: Any
+
+
 def engine_of(numbers: list[int]) -> Any:
-    return namedtuple("Little", ["memory", "numbers"])(LITTLE, np.array(numbers, np.int64))
+    return Little(LITTLE, np.array(numbers, np.int64))
 
 
 @pytest.fixture
@@ -228,9 +234,8 @@ def test_damaged_machine_code_is_made_again(
 def test_other_layouts_are_other_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
     times: list[int] = []
     code = draw_from(monkeypatch, times)
-    little = namedtuple("Little", ["memory", "numbers"])
     for kind in (np.int64, np.int32, np.float64):
-        assert code(little((), np.zeros(3, kind)), 7, 0.0) == 7
+        assert code(Little((), np.zeros(3, kind)), 7, 0.0) == 7
     assert len(times) == 3
 
 
@@ -306,7 +311,7 @@ def test_short_runs_do_not_load_numba(run_python: Callable[..., Any]) -> None:
 def test_every_part_of_an_engine_goes_on_in_machine_code() -> None:
     """A record of records is copied part by part, but for rows that were taken away; a new one may not be forgotten."""
     engine = driver_of(POLICY, 1, (1, 1)).engine
-    parts = [name for name in engine._fields if isinstance(getattr(engine, name), tuple)]
+    parts = [name for name in engine.names() if isinstance(getattr(engine, name), Tables)]
     copied, taken = continuation._parts_of(engine), engine.encoder.rows
     for name in set(parts) - {"memory", "scheduler", "rules"}:
         assert name in continuation._NOT_COPIED_BY_NAME

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from kvsim.engine.arrays import dtype_of
+from kvsim.engine.arrays import Tables, dtype_of
 from kvsim.engine.engine_settings import Settings, constants_of
 
 
@@ -29,14 +29,14 @@ class SingleRecord:
 Layout: TypeAlias = "tuple[tuple[str, np.dtype[Any] | SingleRecord | Any | Layout], ...]"
 """(name, type) of each field of an engine, in order.
 
-The type of an array is its dtype, that of a single record a `SingleRecord`, and that of a nested named tuple the layout
-of this tuple. For a record of functions, the record itself is the type, because compiled code depends on the functions.
+The type of an array is its dtype, that of a single record a `SingleRecord`, and that of nested `Tables` their layout.
+For a record of functions, the record itself is the type, because compiled code depends on the functions.
 """
 
 
-def layout_of(engine: Any) -> Layout:
-    """Return the layout of `engine`, a named tuple."""
-    return tuple((name, _part_of(getattr(engine, name))) for name in engine._fields)
+def layout_of(engine: Tables) -> Layout:
+    """Return the layout of an engine or of a part of it."""
+    return tuple((name, _part_of(getattr(engine, name))) for name in engine.names())
 
 
 def _part_of(value: Any) -> Any:
@@ -44,19 +44,19 @@ def _part_of(value: Any) -> Any:
         return value.dtype
     if isinstance(value, np.void):
         return SingleRecord(value.dtype, constants_of(value) if value.dtype == dtype_of(Settings) else ())
-    return layout_of(value) if hasattr(value, "_fields") else value
+    return layout_of(value) if isinstance(value, Tables) else value
 
 
-def addresses_of(engine: Any) -> npt.NDArray[np.int64]:
+def addresses_of(engine: Tables) -> npt.NDArray[np.int64]:
     """Return the table of addresses of an engine: for each field, in order, the address and the length of an array, or
-    the address of a single record. Fields of nested named tuples are included; records of functions have no entry.
+    the address of a single record. Fields of nested `Tables` are included; records of functions have no entry.
     """
     return np.array(_words_of(engine), np.int64)
 
 
-def _words_of(engine: Any) -> list[int]:
+def _words_of(engine: Tables) -> list[int]:
     words: list[int] = []
-    for name in engine._fields:
+    for name in engine.names():
         value = getattr(engine, name)
         if isinstance(value, np.ndarray):
             assert value.flags.c_contiguous, name
@@ -64,7 +64,7 @@ def _words_of(engine: Any) -> list[int]:
         elif isinstance(value, np.void):
             assert value.base is not None, name
             words += [value.base.ctypes.data]
-        elif hasattr(value, "_fields"):
+        elif isinstance(value, Tables):
             words += _words_of(value)
     return words
 

@@ -79,7 +79,7 @@ class FunctionsType(types.Type):
 
 
 class EngineType(types.Type):
-    """numba type of an engine, or of a named tuple in it. Fields are arrays, records, functions or named tuples."""
+    """numba type of an engine, or of a part of it. Fields are arrays, records, functions or other parts."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields
