@@ -265,7 +265,7 @@ def passing_s(model: Roofline, num_tokens: int) -> float:
 compiled_as(step_time, Roofline.step_time)
 compiled_as(entry_s, Roofline.entry_s)
 compiled_as(passing_s, Roofline.passing_s)
-compiled_as(steptime.size_s, lambda times, entry: times.of_size_s[int(entry)])
+compiled_as(steptime.size_s, steptime.size_s_of_one)
 for _function in (
     steptime.throttled_gpu_s, steptime.captured_size, steptime.size_place, steptime.overlapped, steptime.larger,
     steptime.smaller, steptime.host_times, steptime.attention_times, steptime.encoder_times,

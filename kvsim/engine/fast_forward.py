@@ -24,8 +24,10 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
     state, may_skip_decodes = engine.state, engine.settings.may_skip_decodes
     last_step, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
     while index < end:
-        if engine.quiet_until[index] <= last_step:
-            catch_up(engine, index, last_step)
+        until = engine.quiet_until[index]
+        if until <= last_step:
+            if until > 0:
+                catch_up(engine, index, last_step)
             if not (may_skip_decodes and _try_to_skip(engine, index)):
                 break
         index += 1

@@ -27,16 +27,15 @@ def push_back(records: Records[Linked], index: int) -> None:
 @part
 def remove(records: Records[Linked], index: int) -> None:
     """Remove record `index` from its list. Its own links keep their values."""
-    before, after = records[index].previous, records[index].next
-    records[before].next = after
-    records[after].previous = before
+    record = records[index]
+    before, after = record.previous, record.next
+    records[before].next, records[after].previous = after, before
 
 
 @part
 def insert_before(records: Records[Linked], place: int, index: int) -> None:
     """Insert record `index` before record `place`, which is in a list or is the `HEAD` of a list."""
-    before = records[place].previous
-    records[index].previous = before
-    records[index].next = place
-    records[before].next = index
-    records[place].previous = index
+    record, after = records[index], records[place]
+    before = after.previous
+    record.previous, record.next = before, place
+    records[before].next = after.previous = index

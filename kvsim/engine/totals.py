@@ -99,7 +99,9 @@ def shared_slots(engine: Engine) -> int:
     """Return by how much `State.written` exceeds the number of distinct slots, as tables share blocks."""
     total = 0
     for group in range(len(engine.groups)):
-        total += engine.groups[group].num_duplicate_entries * block_slots(engine, group)
+        num_duplicates = engine.groups[group].num_duplicate_entries
+        if num_duplicates != 0:
+            total += num_duplicates * block_slots(engine, group)
     return total
 
 

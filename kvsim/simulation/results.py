@@ -7,7 +7,7 @@ slice. The time from an output to the next step is a gap, if no step is in fligh
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +40,7 @@ from kvsim.workload import Ragged, Workload
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kvsim.engine.arrays import Records
+    from kvsim.engine.arrays import Growing, Records
 
 _STATUS = {FINISHED: RequestStatus.FINISHED, ABORTED: RequestStatus.ABORTED}
 NO_ROW = -1
@@ -360,7 +360,7 @@ class FinalRows:
             rows[: num_rows - num_final] = rows[num_final:num_rows].copy()
             sequences["open_row"][numbers] = still_open
         else:
-            del rows[:num_final]  # type: ignore[attr-defined]
+            cast("Growing", rows).drop(num_final)
             for number, row in zip(numbers.tolist(), still_open.tolist(), strict=True):
                 sequences[number].open_row = row
         engine.state.num_schedule_rows = num_rows - num_final

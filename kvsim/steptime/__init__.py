@@ -32,6 +32,7 @@ from kvsim.steptime.roofline import (
     host_times,
     overlapped,
     size_s,
+    size_s_of_one,
 )
 from kvsim.steptime.shapes import (
     NO_TIME,
@@ -77,6 +78,7 @@ __all__ = [
     "reduce_stages",
     "size_place",
     "size_s",
+    "size_s_of_one",
     "smaller",
     "streamed_bytes_per_s",
     "throttled_gpu_s",

@@ -11,7 +11,7 @@ from kvsim.steptime.shapes import StepShape, StepTime, larger, smaller
 from kvsim.steptime.sizes import ALL_ALIKE, NUM_SIZES, captured_size, size_place
 
 _LEAST_S = 1e-30
-"""Smallest divisor in seconds, to avoid a division by 0."""
+"""Seconds that are added to a divisor to avoid a division by 0. They change no other result."""
 HEATING_RATIO = 1.5
 """A step lowers the clock if its heating time is more than this many times as long as its weight reads.
 
@@ -184,18 +184,14 @@ class Roofline:
     def step_time(self, shape: StepShape) -> StepTime:
         """Return the times of a step of this shape.
 
-        The fields of `shape` may be arrays. The code therefore has no branches, and uses only operators that numbers
-        and arrays have in common.
+        The fields of `shape` may be arrays. The code therefore branches only on coefficients, and uses only operators
+        that numbers and arrays have in common.
         """
         num_seqs, num_tokens, num_prefill_tokens = shape.num_seqs, shape.num_tokens, shape.num_prefill_tokens
         captured = num_tokens <= self.max_captured_tokens
         eager = num_tokens > self.max_captured_tokens
         padded_tokens = captured * captured_size(num_tokens) + eager * num_tokens
         prepare_s, launch_s = host_times(self, shape, captured, eager)
-        place = size_place(num_tokens)
-        entry = place // 1
-        kernels_s = size_s(self, entry)
-        next_kernels_s = size_s(self, smaller(entry + 1, NUM_SIZES - 1))
         streaming_s = smaller(self.weights_s, self.shared_weights_s + self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
         reading_s, attention_s = attention_times(self, shape)
@@ -203,24 +199,26 @@ class Roofline:
         busy_s = (
             self.step_s
             + overlapped(streaming_s, arithmetic_s, self.exposed_share)
-            + kernels_s
-            + (place - entry) * (next_kernels_s - kernels_s)
+            + size_s(self, size_place(num_tokens))
             + self.sequence_s * num_seqs
             + reading_s
             + self.piecewise_s * (captured * (num_prefill_tokens > 0))
             + attention_s
         )
-        encoder_inputs_s, encoder_launch_s, encoder_s = encoder_times(self, shape)
-        # The kernels of the text model follow those of the encoder, which wait for the host if it is slower.
-        prepare_s = prepare_s + encoder_inputs_s + larger(encoder_launch_s - encoder_s, 0.0)
-        launch_s = launch_s + encoder_inputs_s + encoder_launch_s
-        gpu_s = larger(busy_s, floor_s) + encoder_s
+        gpu_s = larger(busy_s, floor_s)
+        if self.encoder_token_s > 0:
+            inputs_s, encoder_launch_s, encoder_s = encoder_times(self, shape)
+            # The kernels of the text model follow those of the encoder, which wait for the host if it is slower.
+            prepare_s = prepare_s + inputs_s + larger(encoder_launch_s - encoder_s, 0.0)
+            launch_s = launch_s + inputs_s + encoder_launch_s
+            gpu_s = gpu_s + encoder_s
         turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
         heating_s = arithmetic_s + attention_s + reading_s
-        beyond_s = larger(heating_s - HEATING_RATIO * streaming_s, 0.0)
         throttle_s = self.throttle_share * (arithmetic_s + attention_s) * bound
-        throttle_s = throttle_s + self.power_share * smaller(heating_s, HEATING_SLOPE * beyond_s)
+        if self.power_share > 0:
+            beyond_s = larger(heating_s - HEATING_RATIO * streaming_s, 0.0)
+            throttle_s = throttle_s + self.power_share * smaller(heating_s, HEATING_SLOPE * beyond_s)
         return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, throttle_s)
 
 
@@ -268,26 +266,34 @@ def encoder_times(times: Roofline, shape: StepShape) -> tuple[float, float, floa
 def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
     """Return the GPU's seconds to read keys and values, and its seconds for the arithmetic of attention in prompts."""
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
-    window_context = smaller(shape.context_tokens, times.window_tokens * num_seqs + num_prefill_tokens)
-    window_pairs = smaller(shape.attention_pairs, times.window_tokens * num_prefill_tokens)
+    reading_s = times.context_token_s * (shape.context_tokens - times.shared_saving * shape.shared_tokens)
+    arithmetic_s = times.attention_pair_s * shape.attention_pairs
+    if times.window_tokens > 0:
+        window_context = smaller(shape.context_tokens, times.window_tokens * num_seqs + num_prefill_tokens)
+        window_pairs = smaller(shape.attention_pairs, times.window_tokens * num_prefill_tokens)
+        reading_s = reading_s + times.window_token_s * window_context
+        arithmetic_s = arithmetic_s + times.window_pair_s * window_pairs
     lone = smaller(larger(2 - num_seqs / times.full_seqs, 0.0), 1.0)
-    read_tokens = shape.context_tokens - times.shared_saving * shape.shared_tokens
-    reading_s = (
-        (times.context_token_s * read_tokens + times.window_token_s * window_context)
-        * (1 + times.lone_share * lone)
-        * (1 + times.mixed_share * (num_prefill_tokens > 0))
-    )
-    return reading_s, times.attention_pair_s * shape.attention_pairs + times.window_pair_s * window_pairs
+    reading_s = reading_s * (1 + times.lone_share * lone) * (1 + times.mixed_share * (num_prefill_tokens > 0))
+    return reading_s, arithmetic_s
 
 
-def size_s(times: Roofline, entry: Any) -> Any:
-    """Return the additional GPU time for the size of a step, in seconds: `times.of_size_s` at index `entry`.
+def size_s(times: Roofline, place: Any) -> Any:
+    """Return the additional GPU time for the size of a step, in seconds: `times.of_size_s` at index `place`.
 
-    `entry` is a whole number or an array of whole numbers; see `size_place`.
+    `place` is a number or an array; see `size_place`. Between two indices, the time is interpolated.
     """
-    if isinstance(entry, np.ndarray):
-        return np.asarray(times.of_size_s)[entry.astype(np.intp)]
-    return times.of_size_s[int(entry)]
+    if not isinstance(place, np.ndarray):
+        return size_s_of_one(times, place)
+    table, entry = np.asarray(times.of_size_s), place.astype(np.intp)
+    return table[entry] + (place - entry) * (table[np.minimum(entry + 1, NUM_SIZES - 1)] - table[entry])
+
+
+def size_s_of_one(times: Roofline, place: float) -> float:
+    """Return `size_s` of one step. Compiled code calls it."""
+    entry = int(place)
+    here_s = times.of_size_s[entry]
+    return here_s if place == entry else here_s + (place - entry) * (times.of_size_s[entry + 1] - here_s)
 
 
 def overlapped(a: float, b: float, exposed_share: float) -> float:
@@ -297,7 +303,7 @@ def overlapped(a: float, b: float, exposed_share: float) -> float:
     result never falls when `a` or `b` grows.
     """
     longer, shorter = larger(a, b), smaller(a, b)
-    ratio = shorter / larger(longer, _LEAST_S)  # no division by zero if both are 0
+    ratio = shorter / (longer + _LEAST_S)  # no division by zero if both are 0
     return longer + exposed_share * shorter * ratio * ratio
 
 

@@ -23,17 +23,19 @@ def allocate(engine: Engine) -> tuple[int, bool]:
     """Allocate the head of the free queue, which must not be empty. If the head holds a cached prefix, the eviction
     rule chooses the block instead. Return (block id, True if the block held a prefix, which is now evicted).
     """
-    state, block = engine.state, engine.blocks[NULL_BLOCK].next
+    state, blocks = engine.state, engine.blocks
+    block = blocks[NULL_BLOCK].next
     assert block != NULL_BLOCK, "the pool has no free block"
-    if engine.blocks[block].key != NO_KEY:
+    if blocks[block].key != NO_KEY:
         block = engine.rules.choose_evicted(engine)
-    is_evicted = engine.blocks[block].key != NO_KEY
-    assert engine.blocks[block].refs == 0
-    linked_list.remove(engine.blocks, block)
+    record = blocks[block]
+    is_evicted = record.key != NO_KEY
+    assert record.refs == 0
+    linked_list.remove(blocks, block)
     state.num_free -= 1
-    engine.blocks[block].refs = 1
+    record.refs = 1
     if engine.settings.marks_tails:
-        engine.blocks[block].cached_in = 0
+        record.cached_in = 0
     if is_evicted:
         state.num_cached -= 1
         prefix_cache.evict(engine, block)
@@ -64,38 +66,28 @@ def free(engine: Engine, begin: int, end: int, reuses_first: bool) -> int:
     these blocks that are still in a table.
 
     Blocks without references go to the tail of the free queue, from the last entry to the first. With `reuses_first`,
-    blocks that hold no prefix go to the head instead, so that the block of the last entry is allocated first.
+    blocks that hold no prefix go to the head instead, so that the block of the last entry is allocated first. A partly
+    full block in which the last hash that covers only prompt tokens ends (`HAS_TAIL`) goes to the tail, too.
     """
-    state, blocks, entries = engine.state, engine.blocks, engine.entries
-    num_shared = 0
+    state, blocks, entries, marks_tails = engine.state, engine.blocks, engine.entries, engine.settings.marks_tails
+    num_shared, first = 0, HEAD  # `first` is the block after which the next one goes at the head of the queue
     for index in range(end - 1, begin - 1, -1):
         block = entries[index]
         if block == NULL_BLOCK:
             continue
-        assert blocks[block].refs > 0, "a block is freed that no table holds"
-        blocks[block].refs -= 1
-        num_shared += blocks[block].refs > 0
-        if blocks[block].refs == 0 and (not reuses_first or _goes_to_tail(engine, block)):
-            linked_list.push_back(blocks, block)
-            state.num_free += 1
-            if blocks[block].key != NO_KEY:
-                state.num_cached += 1
-            engine.rules.note_freed(engine, block)
-    if not reuses_first:
-        return num_shared
-    # Pushed to the head in reverse order of freeing, so that the block freed first (the last entry) is taken first.
-    for index in range(begin, end):
-        block = entries[index]
-        if block != NULL_BLOCK and blocks[block].refs == 0 and not _goes_to_tail(engine, block):
-            linked_list.push_front(blocks, block)
-            state.num_free += 1
+        record = blocks[block]
+        assert record.refs > 0, "a block is freed that no table holds"
+        record.refs -= 1
+        if record.refs > 0:
+            num_shared += 1
+            continue
+        state.num_free += 1
+        if record.key != NO_KEY:
+            state.num_cached += 1
+        elif reuses_first and not (marks_tails and record.cached_in == HAS_TAIL):
+            linked_list.insert_before(blocks, blocks[first].next, block)
+            first = block
+            continue
+        linked_list.push_back(blocks, block)
+        engine.rules.note_freed(engine, block)
     return num_shared
-
-
-@part
-def _goes_to_tail(engine: Engine, block: int) -> bool:
-    """Tell whether a freed block goes to the tail of the free queue even with `reuses_first`: it holds a cached prefix,
-    or it is a partly full block in which the last hash that covers only prompt tokens ends (`HAS_TAIL`).
-    """
-    record = engine.blocks[block]
-    return record.key != NO_KEY or (engine.settings.marks_tails and record.cached_in == HAS_TAIL)
