@@ -66,6 +66,8 @@ _TASKS = {
 _COMMANDS = [name for commands in _TASKS.values() for name in commands]
 _OBJECTS_BETWEEN_COLLECTIONS = 100_000
 """Number of new objects after which Python's garbage collector runs. Python's default is some hundred times lower."""
+_INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 
 class _LazyGroup(click.Group):
@@ -200,7 +202,7 @@ def main() -> None:
         _print_error(str(error))
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
     except BrokenPipeError:
         # The reader of the pipe, such as `head`, has closed it; without this the interpreter prints an error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -213,6 +215,18 @@ def main() -> None:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(f"{where}{error.strerror or error}.")
         sys.exit(1)
+    except Exception as error:
+        # An extension module that Ctrl-C stops while it is imported raises an ImportError of its own.
+        if _follows_interrupt(error):
+            sys.exit(_INTERRUPTED)
+        raise
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Tell whether Ctrl-C led to `error`: it was raised while a KeyboardInterrupt was handled, or because of one."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _print_error(text: str) -> None:

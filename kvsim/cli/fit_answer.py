@@ -62,7 +62,7 @@ def print_ineffective_remedies(remedies: Sequence[Remedy], *, fits: bool) -> Non
             f"{seconds(each.outcome.ttft_s.p99)}, TPOT p99 {seconds(each.outcome.tpot_s.p99)})"
             for each in remedies
         )
-        echo(f"RemedyRun {'without gain' if fits else 'and not much nearer'}: {tried}.")
+        echo(f"Tried {'without gain' if fits else 'and not much nearer'}: {tried}.")
 
 
 def print_remedies(remedies: Sequence[Remedy], before: Outcome, *, fits: bool) -> None:

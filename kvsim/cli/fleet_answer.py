@@ -54,9 +54,12 @@ def _sentence(totals: FleetTotals) -> str:
     )
     return (
         f"{_servers(totals)} finished {totals.num_finished:,} requests in {totals.duration_s:,.1f} s{lost}, "
-        f"{totals.output_tokens_per_s:,.0f} output tokens/s. The busiest computed {totals.imbalance:.2f} times "
-        f"the mean{' of its kind' if totals.num_prefill else ''}{found}."
+        f"{totals.output_tokens_per_s:,.0f} output tokens/s. The busiest computed {_imbalance(totals)}{found}."
     )
+
+
+def _imbalance(totals: FleetTotals) -> str:
+    return f"{totals.imbalance:.2f} times the mean{' of its kind' if totals.num_prefill else ''}"
 
 
 def _servers(totals: FleetTotals) -> str:
@@ -92,7 +95,7 @@ def _figures(totals: FleetTotals) -> list[tuple[str, str]]:
     rows.append(("preemptions", f"{totals.num_preemptions:,}"))
     mean, peak = 100 * totals.mean_occupancy, 100 * totals.peak_occupancy
     rows.append(("pools", f"{mean:.0f} % held on average, {peak:.0f} % at most on one server"))
-    rows.append(("imbalance", f"the busiest server computed {totals.imbalance:.2f} times the mean"))
+    rows.append(("imbalance", f"the busiest server computed {_imbalance(totals)}"))
     if totals.idle_steps:
         most, all_steps = max(totals.idle_steps), sum(totals.idle_steps)
         rows.append(

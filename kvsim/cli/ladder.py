@@ -75,7 +75,7 @@ def climb_ladder(output: Path | None, flags: dict[str, Any], *, overwrite: bool,
     if as_json:
         print_json({"step_times": machine.step_time.label, "rungs": [rung.as_dict() for rung in climbed]})
         return
-    title = f"{scenario.workload.description} {scenario.kv_bytes / 2**30:.2f} GiB of KV memory"
+    title = f"{scenario.workload.description}, {scenario.kv_bytes / 2**30:.2f} GiB of KV memory"
     rows = [_row(number, rung) for number, rung in enumerate(climbed, start=1)]
     columns = ["", "way to serve", "what is new", "tokens/s", "at a time", "gain", "of it memory", "of it speed"]
     print_table(title, columns, rows, figures=range(3, len(columns)), note=_note(climbed, machine.step_time.label))

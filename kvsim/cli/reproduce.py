@@ -10,6 +10,7 @@ import click
 
 from kvsim.cli.flag import flag
 from kvsim.cli.show import json_option, overwrite_option, print_json, print_table, progress
+from kvsim.display.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,8 @@ def _print_outcomes(outcomes: Sequence[Reproduction]) -> None:
     verdict = f"outside their bands: {', '.join(failed)}" if failed else f"{others} are inside their bands"
     if refuted:
         verdict = f"more is published than the source's own GPU can reach: {', '.join(refuted)}; {verdict}"
-    click.echo(f"{len(outcomes)} rows, {sum(len(outcome.ours) for outcome in outcomes)} figures; {verdict}.")
+    num_figures = sum(len(outcome.ours) for outcome in outcomes)
+    click.echo(f"{plural(len(outcomes), 'row')}, {plural(num_figures, 'figure')}; {verdict}.")
 
 
 def _verdict(outcome: Reproduction, figure: Figure, ours: float) -> str:

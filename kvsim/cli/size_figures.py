@@ -31,13 +31,13 @@ def release_of(flags: Mapping[str, Any]) -> str:
 
 def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, str]:
     """Return how many sequences of `tokens` tokens fit under `policy`, and words to print after this number, such as
-    "decode at once, 4 blocks each".
+    "fit at once, 4 blocks each".
     """
     from kvsim.memory.packing import largest_batch
 
     if policy == "paged":
         held = budget.plan.layout.held_blocks(tokens)
-        return budget.max_sequences(tokens), f"decode at once, {plural(held, 'block')} each"
+        return budget.max_sequences(tokens), f"fit at once, {plural(held, 'block')} each"
     if not budget.plan.layout.is_uniform:
         raise UsageError(
             f"--policy {policy} is for models whose layers are all alike; {budget.model.name} has several kinds."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from kvsim.cli.machine_flags import AUTO_LENGTH
+from kvsim.cli.machine_flags import AUTO_LENGTH, engine_limits
 from kvsim.display.text import size_words
 from kvsim.kv_groups.reasons import caching_words, why_so_large
 
@@ -42,6 +42,9 @@ def verdict(
         on = f" on each of {ranks} ranks" if (ranks := budget.model.data_parallel_size) > 1 else ""
         fit = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once{on}, in {budget.num_blocks:,} blocks"
         said = "; ".join([fit, *others]) + "."
+        most, _ = engine_limits(flags, budget.gpu, plan.settings.max_model_len)
+        if policy == "paged" and most < num_sequences:
+            said += f" Only {most:,} of them run at once: --max-num-seqs."
         if flags["max_model_len"] == AUTO_LENGTH:
             said = f"The longest sequence that fits has {plan.settings.max_model_len:,} tokens; {said}"
     is_on, why = caching_words(budget.model, plan)

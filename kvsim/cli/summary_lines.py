@@ -35,7 +35,7 @@ def print_summaries(
     """
     rows = [(label, *map(cell, summaries)) for label, cell in _rows(summaries)]
     columns = ["", *(summary.policy for summary in summaries)]
-    notes = [line for recording in recordings for line in time_lines(recording, lists_recordings=lists_recordings)]
+    notes = _time_notes(recordings, summaries, lists_recordings=lists_recordings)
     if not all(summary.duration_s for summary in summaries):
         notes.append("a run in which no time passes has no rates, and no means over time")
     without = dict.fromkeys(summary.prefix_no_hits for summary in summaries if summary.prefix_no_hits)
@@ -48,6 +48,21 @@ def print_summaries(
     print_table(title, columns, rows, figures=range(1, len(columns)), note=below)
     for recording in recordings:
         _warn(recording)
+
+
+def _time_notes(
+    recordings: Sequence[Recording | Measured], summaries: Sequence[Summary], *, lists_recordings: bool
+) -> list[str]:
+    """Return the lines about the sources of step times. If there are several sources, each names its runs."""
+    names: dict[tuple[str, ...], list[str]] = {}
+    for recording, summary in zip(recordings, summaries, strict=True):
+        lines = tuple(time_lines(recording, lists_recordings=lists_recordings))
+        names.setdefault(lines, []).append(summary.policy)
+    notes = []
+    for (first, *others), of in names.items():
+        which = f" of {', '.join(of)}" if len(names) > 1 else ""
+        notes += [f"times{which}: {first.removeprefix('times: ')}", *others]
+    return notes
 
 
 def _rows(summaries: Sequence[Summary]) -> Iterator[tuple[str, Callable[[Summary], str]]]:

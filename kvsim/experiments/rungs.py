@@ -114,7 +114,7 @@ class RungResult:
 
 def at_once(workload: Workload) -> Workload:
     """Return the requests of a workload with all arrivals at second 0, to measure the server and not the arrivals."""
-    description = f"{workload.description} All at once.".strip()
+    description = ", ".join(filter(None, (workload.description, "all at once")))
     return replace(workload, arrival_s=np.zeros(len(workload)), description=description)
 
 

@@ -58,8 +58,9 @@ def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, lo
     hashes, per_block = requests.prompt_hashes, meta.pool.unit_tokens // meta.hash_block_size
     num_blocks = hashes.lengths[begun] // per_block
     has_block = requests.prompt_tokens[begun] >= meta.pool.unit_tokens
+    is_token = meta.pool.unit_tokens == 1
     if not (num_blocks > 0).any():
-        block = f"a block of {meta.pool.unit_tokens:,} tokens"
+        block = "a token" if is_token else f"a block of {meta.pool.unit_tokens:,} tokens"
         return f"no two prompts are known to share {block}" if has_block.any() else f"no prompt fills {block}"
     known = "" if (num_blocks[has_block] > 0).all() else " whose hashes are known"
     # Hashes are chained: prompts that share a full block share their first.
@@ -68,7 +69,8 @@ def _why_none(meta: Meta, requests: Requests, begun: npt.NDArray[np.intp], *, lo
     _, which, count = np.unique(first, return_inverse=True, return_counts=True)
     shares = count[which] > 1
     if not shares.any():
-        return f"no two prompts{known} share a full block of {meta.pool.unit_tokens:,} tokens"
+        block = "their first token" if is_token else f"a full block of {meta.pool.unit_tokens:,} tokens"
+        return f"no two prompts{known} share {block}"
     # The last token of a prompt is always computed.
     if not (requests.prompt_tokens[begun[shares]] > meta.pool.unit_tokens).any():
         return "prompts share a block that ends with them, and the last token is always computed"

@@ -38,8 +38,10 @@ def may_save(path: str | os.PathLike[str], command: str, *, overwrite: bool) -> 
     """
     file_type(path)
     may_write(path, command, overwrite=overwrite)
-    words = _words_of(Path(path))
-    if not describes(words, Path(path)):
+    target = Path(path)
+    words = _words_of(target)
+    # The same figure as PNG, SVG and PDF has one text.
+    if not any(describes(words, figure) for figure in (target, *map(target.with_suffix, _METADATA))):
         may_replace(words, command, overwrite=overwrite)
 
 

@@ -137,6 +137,8 @@ def test_compare(kvsim: Kvsim, tmp_path: Path) -> None:
     }
     assert rows["sum, %"] == ["100.0"] * 4
     assert text.count("in full: calibrated on H200") == 2, "one engine for all; the pace of SGLang's is not measured"
+    for whose in ("paged, contiguous, static", "radix"):
+        assert f"\ntimes of {whose}: measured on this GPU with this model" in text
     own = succeed(kvsim("compare", *FEW, "--times", "own"))
     assert own.count("in full: calibrated on H200") == 3, "one engine for paged and contiguous, one for static"
     document = strict_json(succeed(kvsim("compare", *FEW, "--json", "-o", "all", folder=tmp_path)))
@@ -299,6 +301,7 @@ def test_the_ladder_is_printed_and_written(kvsim: Kvsim, tmp_path: Path) -> None
     few = ["--num-requests", "40", "--arrivals", "at-once", "--model", "Meta-Llama-3-8B", "--gpu", "H200"]
     few += ["--kv-gib", "1", "--max-model-len", "1024"]
     printed = succeed(kvsim("compare", "--ladder", *few, "-o", str(tmp_path / "rungs")))
+    assert ", all at once, 1.00 GiB of KV memory\n" in printed
     for name in ("one by one", "static", "continuous", "paged", "asynchronous"):
         assert name in printed
     assert len([path for path in (tmp_path / "rungs").iterdir() if path.is_dir()]) == 8
@@ -307,6 +310,14 @@ def test_the_ladder_is_printed_and_written(kvsim: Kvsim, tmp_path: Path) -> None
     rungs = [str(path) for path in (tmp_path / "rungs").iterdir() if path.is_dir()]
     succeed(kvsim("plot", "ladder", *rungs, "-o", str(tmp_path / "ladder.png")))
     assert (tmp_path / "ladder.png").stat().st_size > 10_000
+
+
+def test_the_servers_of_a_fleet_are_compared_with_their_kind(kvsim: Kvsim) -> None:
+    load = ("--rate", "20", "--arrivals", "poisson", "--num-requests", "12", "--prompt-tokens", "300")
+    apart = succeed(kvsim("run", "--prefill", "1", "--decode", "1", *load, "--output-tokens", "20"))
+    assert apart.count(" times the mean of its kind") == apart.count(" times the mean") == 2
+    alike = succeed(kvsim("run", "--replicas", "2", *load, "--output-tokens", "20"))
+    assert (alike.count(" times the mean of its kind"), alike.count(" times the mean")) == (0, 2)
 
 
 def test_a_recording_is_checked_unit_by_unit(kvsim: Kvsim, pressure: Recording, tmp_path: Path) -> None:

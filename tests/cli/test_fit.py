@@ -18,7 +18,7 @@ SMALL = ("fit", "--model", "Meta-Llama-3-8B", "--gpu", "H200", "--num-blocks", "
 
 
 def test_the_first_line_is_the_verdict_and_flags_are_vllms(type_command: Run, tmp_path: Path) -> None:
-    code, said, complaint = type_command(*SMALL, "--points", "4", "--figure", "fit.svg")
+    code, said, complaint = type_command(*SMALL, "--points", "8", "--figure", "fit.svg")
     assert (code, complaint) == (0, "")
     lines = said.splitlines()
     assert lines[0].startswith("No: ")
@@ -26,6 +26,7 @@ def test_the_first_line_is_the_verdict_and_flags_are_vllms(type_command: Run, tm
     assert lines[1].startswith("Limit: memory: 60 blocks hold 9 requests of 90 tokens, and are full. Of the time, ")
     assert any(line.startswith("1  vllm serve meta-llama/Meta-Llama-3-8B --num-gpu-blocks-override ") for line in lines)
     assert "in brackets: the 80 % interval of such predictions" in said
+    assert lines[-1].startswith("Tried and not much nearer: max_num_seqs ")
     assert (tmp_path / "fit.svg").read_text(encoding="utf-8").startswith("<?xml")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from kvsim.cli import main
 
 Size = Callable[..., dict[str, Any]]
 Complaint = Callable[..., str]
+Run = Callable[..., tuple[int, str, str]]
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -129,6 +131,17 @@ def test_terms_that_nobody_has_measured_of_a_release_are_marked(
 ) -> None:
     unmeasured = size("--model", "Qwen3-8B", "--gpu", "H200", *flags)["unmeasured"]
     assert ["one difference of free memory" in sentence for sentence in unmeasured] == [True] * is_marked
+
+
+@pytest.mark.parametrize(("most", "said"), [("64", " Only 64 of them run at once: --max-num-seqs."), ("256", "")])
+def test_more_sequences_than_may_run_are_not_promised(type_command: Run, most: str, said: str) -> None:
+    _, text, _ = type_command("size", "--gpu", "H100", "--model", "Qwen3-8B", "--max-num-seqs", most)
+    first, *rows = text.splitlines()
+    number = re.match(r"(\d+) sequences of 2,048 tokens fit at once, in [\d,]+ blocks\.", first)
+    assert number is not None
+    assert 64 < int(number[1]) < 256
+    assert first[number.end() :] == said
+    assert any(row.split()[:2] == ["sequences", number[1]] and "fit at once, 128 blocks each" in row for row in rows)
 
 
 def test_windows_hold_more_than_full_layers_would(size: Size) -> None:

@@ -522,6 +522,37 @@ def test_an_interrupt_leaves_nothing_and_says_nothing(
     assert sorted(folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "made_of_it", [ImportError("initialization failed"), RuntimeError("cannot join thread")], ids=repr
+)
+def test_an_error_that_a_library_makes_of_an_interrupt_is_not_shown(
+    folder: Path, made_of_it: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from kvsim.recording import RecordingWriter
+
+    def interrupted(*_: object) -> None:
+        raise made_of_it from KeyboardInterrupt()
+
+    monkeypatch.setattr(RecordingWriter, "append", interrupted)
+    monkeypatch.setattr(sys, "argv", ["kvsim", "run", "--workload", str(folder / "rec"), "-o", str(folder / "new")])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    assert exit_.value.code == 130
+    assert "".join(capsys.readouterr()).strip() == ""
+
+
+def test_an_error_without_an_interrupt_is_shown_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kvsim.recording import RecordingWriter
+
+    def defective(*_: object) -> None:
+        raise RuntimeError("defect")
+
+    monkeypatch.setattr(RecordingWriter, "append", defective)
+    monkeypatch.setattr(sys, "argv", ["kvsim", "run", "--workload", str(folder / "rec"), "-o", str(folder / "new")])
+    with pytest.raises(RuntimeError, match="defect"):
+        main()
+
+
 LONG = [
     *("--arrivals", "poisson", "--rate", "20", "--num-requests", "200000"),
     *("--prompt-tokens", "200", "--output-tokens", "200", "--engine", "interpreted"),

@@ -88,6 +88,16 @@ def test_a_text_that_a_person_wrote_beside_a_figure_stays(type_command: Type, tm
         may_save(tmp_path / name, "plot", overwrite=False)
 
 
+def test_a_figure_may_be_drawn_in_another_format_beside_the_first(type_command: Type, tmp_path: Path) -> None:
+    assert type_command(*WRITES["rec"])[0] == 0
+    drawn = [("plot", "queue", "rec", "-o", f"f.{ending}") for ending in ("png", "pdf", "png")]
+    assert [type_command(*arguments)[::2] for arguments in drawn] == [(0, "")] * 3
+    (tmp_path / "f.alt.txt").write_text("How long requests wait.\n")
+    code, _, complaint = type_command(*drawn[1])
+    assert (code, FLAG in complaint) == (2, True)
+    assert (tmp_path / "f.alt.txt").read_text() == "How long requests wait.\n"
+
+
 def test_what_another_command_wrote_is_not_replaced(type_command: Type, tmp_path: Path) -> None:
     names = ("rec", "compared", "w.parquet", "f.png", "s.svg")
     for name in names:

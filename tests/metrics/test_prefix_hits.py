@@ -50,6 +50,12 @@ def test_hits_by_hand(tmp_path: Path) -> None:
             [],
             "no two prompts whose hashes are known share a full block of 16 tokens",
         ),
+        (
+            [(80, "a", 64), (80, "b", 64), (80, "", 0)],
+            ["--policy", "radix"],
+            "no two prompts whose hashes are known share their first token",
+        ),
+        ([(80, "", 0), (80, "", 0)], ["--policy", "radix"], "no two prompts are known to share a token"),
         ([(12, "a", 12), (12, "a", 12)], [], "no prompt fills a block of 16 tokens"),
         ([(16, "a", 16), (16, "a", 16)], [], "the last token is always computed"),
         ([(80, "a", 64), (316, "b", 316), (80, "a", 64)], [], "none was in the cache when it came again"),

@@ -27,6 +27,7 @@ from kvsim_tui.playback.fleet_servers import FleetServers
 from kvsim_tui.screens.wall import Wall
 from kvsim_tui.screens.watch import Watch
 from kvsim_tui.widgets.fleet_queue_chart import FleetQueueChart
+from kvsim_tui.widgets.headline import Headline
 from kvsim_tui.widgets.pool_wall import PoolWall
 from kvsim_tui.widgets.scrubber import GUTTER
 
@@ -170,6 +171,8 @@ async def test_a_server_opens_at_the_same_moment_and_escape_returns(recordings: 
         assert isinstance(wall, Wall)
         opened = wall.fleet.servers[wall.query_one(PoolWall).shown[1]]
         assert app.screen.session.recording.requests.id.tolist() == opened.ids.tolist()
+        headline = app.screen.query_one(Headline)
+        assert f" {opened.name} · simulation" in headline.render_line(0).text
         assert app.screen.player.clock_s == min(wall.player.clock_s, app.screen.player.duration_s)
         await pilot.press("escape")
         assert app.screen is wall

@@ -55,6 +55,7 @@ def headline(session: Session, *, short: bool) -> list[str]:
     each = _words_for_gpus_of_pool(session)
     memory = f"{size}{each} = {units}" if short else f"{size} for KV{each} = {units}"
     return [
+        *filter(None, [session.server]),
         _origin(session, engine),
         policy,
         f"{model} on {_gpus(gpu, num_gpus)}",

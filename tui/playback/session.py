@@ -121,6 +121,8 @@ class Session:
         """Events that `event_filter` selects."""
         if at_s is not None:
             self.player.go_to_time(at_s)
+        self.server = ""
+        """Name of the server in its fleet, such as `decode-0`; empty for a server alone."""
         self.followed: int | None = None
         """Row of the request that the user follows; None if none is followed."""
         self.marked: int | None = None

@@ -109,11 +109,12 @@ class Wall(PlaybackScreen):
 
         def opened() -> Session:
             session = Session(server.reopen(), at_s=time_s)
+            session.server = server.name
             if followed is not None and followed in server.ids:
                 session.followed = int((server.ids == followed).argmax())
             return session
 
-        self.app.run_in_thread(opened, self.app.play_session, f"Opening server {server.name}")
+        self.app.run_in_thread(opened, self.app.play_session, f"Opening {server.name}")
 
     def action_one_server(self) -> None:
         self.notify(_ONE_SERVER, timeout=3)
