@@ -44,7 +44,7 @@ def verdict(
         said = "; ".join([fit, *others]) + "."
         most, _ = engine_limits(flags, budget.gpu, plan.settings.max_model_len)
         if policy == "paged" and most < num_sequences:
-            said += f" Only {most:,} of them run at once: --max-num-seqs."
+            said += f" At most {most:,} run at once: --max-num-seqs."
         if flags["max_model_len"] == AUTO_LENGTH:
             said = f"The longest sequence that fits has {plan.settings.max_model_len:,} tokens; {said}"
     is_on, why = caching_words(budget.model, plan)

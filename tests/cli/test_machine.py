@@ -133,7 +133,7 @@ def test_terms_that_nobody_has_measured_of_a_release_are_marked(
     assert ["one difference of free memory" in sentence for sentence in unmeasured] == [True] * is_marked
 
 
-@pytest.mark.parametrize(("most", "said"), [("64", " Only 64 of them run at once: --max-num-seqs."), ("256", "")])
+@pytest.mark.parametrize(("most", "said"), [("64", " At most 64 run at once: --max-num-seqs."), ("256", "")])
 def test_more_sequences_than_may_run_are_not_promised(type_command: Run, most: str, said: str) -> None:
     _, text, _ = type_command("size", "--gpu", "H100", "--model", "Qwen3-8B", "--max-num-seqs", most)
     first, *rows = text.splitlines()
