@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,9 @@ import pytest
 
 from kvsim.capture.random_weights import has_weights, model_folder, token_ids, write_config
 from kvsim.errors import UnknownNameError, UsageError
-from kvsim.models import all_models
+from kvsim.models import all_models, find_model
 from kvsim.models.huggingface import read_config
+from kvsim.models.layers import FullAttention
 from kvsim.workload import Workload
 
 
@@ -66,6 +68,11 @@ def test_what_random_weights_cannot_stand_in_for(tmp_path: Path) -> None:
     ):
         with pytest.raises(UsageError, match=f"is not a plain grouped-query decoder: it has {other}, so"):
             model_folder(name, tmp_path)
+    llama = find_model("Meta-Llama-3-8B")
+    layer = FullAttention(num_kv_heads=16, head_dim=128, value_head_dim=128)
+    wider = replace(llama, layer_kinds=(*llama.layers[0], layer), layer_caches=(*[(0,)] * 31, (1,)))
+    with pytest.raises(UsageError, match="it has layers with heads of several sizes, so"):
+        write_config(wider, tmp_path / "wider")
     assert not list(tmp_path.iterdir())
     with pytest.raises(UnknownNameError, match="there is no model"):
         model_folder("no-such-model", tmp_path)

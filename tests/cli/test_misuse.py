@@ -117,6 +117,12 @@ class TestRecordings:
             "there is no model 'mistral-7'; did you mean mistralai/",
         ),
         (("size", "--model", "Meta-Llama-3-8B", "--gpu", "A11"), 2, "there is no GPU 'A11'; did you mean A10"),
+        (("size", "--tokens", "134217729"), 2, "--tokens should be at most 134,217,728, not 134217729."),
+        (
+            ("validate", "auto", "rec", "rec", "--plot", "errors.svg"),
+            2,
+            "--plot draws one recording; give one.",
+        ),
         (
             ("run", "--num-blocks", "1"),
             1,

@@ -104,6 +104,9 @@ def test_requests_whose_sending_was_recorded_are_sent_again_then() -> None:
     assert ttft["knows"].measured == pytest.approx(requests.ttft_s.mean())
     assert ttft["knows"].measured - ttft["knows"].simulated == pytest.approx(0.002), "all that is on its way"
     assert "when the server got a request" in knows.counts_from
+    served = replace(with_sending, meta=replace(meta, engine={**meta.engine, "in_process": False}))
+    fast_ms = 1e3 * np.sort(served.requests.arrival_s - served.requests.sent_s)[6]
+    assert f"the fastest tenth reached the engine after {fast_ms:.1f} ms" in validate(times, served).counts_from
     assert "was not recorded" in estimates.counts_from
 
 

@@ -49,9 +49,9 @@ INTERPRETED = Search(engine="interpreted")
 
 
 def server(num_blocks: int | None = None, **settings: object) -> Server:
-    default = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 256}
-    model = find_model("Meta-Llama-3-8B")
-    return Server(gpu=find_gpu("H200"), model=model, num_blocks=num_blocks, **default | settings)  # type: ignore[arg-type]
+    default: dict[str, object] = {"max_num_seqs": 256, "max_num_batched_tokens": 2048, "max_model_len": 256}
+    default |= {"gpu": find_gpu("H200"), "model": find_model("Meta-Llama-3-8B")}
+    return Server(num_blocks=num_blocks, **default | settings)  # type: ignore[arg-type]
 
 
 def users(number: int, think_s: float = 0.0) -> Load:
@@ -78,6 +78,12 @@ def test_a_pool_that_holds_everybody_fits_and_one_that_does_not_is_short_of_memo
     assert short.limit is Limit.MEMORY
     assert short.num_blocks == 50
     assert Goal().shortfall(short) > 0 == Goal().shortfall(ample)
+
+
+def test_times_of_requests_add_up_to_the_end_to_end_time() -> None:
+    """Each has 30 tokens: the first one, and 29 more at intervals of the TPOT."""
+    outcome = run(server(200), users(12))
+    assert outcome.e2e_s.mean == pytest.approx(outcome.ttft_s.mean + 29 * outcome.tpot_s.mean)
 
 
 def test_targets_are_met_or_missed_by_what_they_allow() -> None:
@@ -259,6 +265,12 @@ def test_the_flags_of_a_server_are_those_of_vllm() -> None:
     assert careful.command().removeprefix(base.command()) == (
         " --watermark 0.05 --long-prefill-token-threshold 512 --no-enable-chunked-prefill"
     )
+
+
+def test_a_block_size_is_kept_where_layers_differ() -> None:
+    """Without one, blocks are as small as the layers allow."""
+    windows = server(model=find_model("google/gemma-3-1b-it"))
+    assert [replace(windows, block_size=size).policy().cache.block_size for size in (None, 64)] == [16, 64]
 
 
 def test_weights_that_vllm_cannot_make_are_another_checkpoint() -> None:

@@ -56,6 +56,12 @@ def test_every_layer_has_one_home_among_its_like(specs: list[LayerSpec], hybrid_
     assert grouping.groups[0][0] == 0, "the first group is of the kind of the first layer"
 
 
+def test_layers_that_differ_in_their_window_alone_have_groups_of_their_own() -> None:
+    near = LayerSpec(kind=CacheKind.SLIDING_WINDOW, block_size=16, bytes_per_token=64, window=512)
+    assert group_layers([near, replace(near, window=1024), near]).groups == ((0,), (2,), (1,))
+    assert group_layers([near, near]).groups == ((0, 1),)
+
+
 @given(layers(), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
 def test_bytes_of_a_block_cover_its_pages_and_stages_add_up(specs: list[LayerSpec], num_stages: int) -> None:

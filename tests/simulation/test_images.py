@@ -24,7 +24,7 @@ from kvsim.models.image_rules import MARKS, RULES
 from kvsim.policies import Contiguous, Paged, Radix
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording, read, write
-from kvsim.recording.check import check
+from kvsim.recording.check import check, check_events
 from kvsim.recording.tables import ImageEventKind
 from kvsim.replay.encoder_contents import EncoderContents
 from kvsim.simulation import EngineName, Machine, simulate
@@ -139,6 +139,16 @@ def test_an_image_without_room_cuts_a_chunk_right_before_it() -> None:
     assert contents.held_outputs.max() == 12_000
     second = recording.schedule.request == 1
     assert recording.schedule.tokens[second].tolist()[0] == 50
+
+
+def test_a_request_may_wait_for_room_for_its_image_alone() -> None:
+    """The cache has room for one of these images, which their requests hold until they have computed it."""
+    large = ImageSize(tokens=12_000)
+    requests = workload(*([Image(number, 0, large)] for number in (1, 2, 3, 4)), text=12_100)
+    recording = simulate(requests, paged(max_num_batched_tokens=16_384), vision_machine(200_000))
+    assert recording.steps.waiting.any()
+    check(recording, Path())
+    check_events(recording, Path())
 
 
 def test_the_account_of_the_encoder_cache_adds_up_at_every_step() -> None:

@@ -103,6 +103,9 @@ def test_what_is_loaded_is_not_computed_again(machine: Machine) -> None:
     [_, failing], _ = serve(machine, 1, 1, failed_share=1.0, recomputes=True)
     assert (failing.requests.cached_tokens % 4 == 0).mean() > 0.6  # others hit the block that is said to fail
     assert failing.schedule.tokens.sum() > decode.schedule.tokens.sum()
+    assert failing.transfers is not None
+    at_first = replace(failing.transfers, failed=np.minimum(failing.transfers.failed, 0))
+    assert replace(failing, transfers=at_first).has_failed_loads
 
 
 def test_more_transfers_at_a_time_share_the_link(machine: Machine) -> None:

@@ -121,6 +121,18 @@ def test_a_slow_link_costs_time_and_both_engines_agree(machine: Machine) -> None
     assert waits[1] > 1.5 * waits[0]
 
 
+def test_a_preempted_request_loads_its_own_prompt(make_machine: Callable[[int], Machine]) -> None:
+    """All prompts were stored while their requests ran, and nothing is stored after the first preemption."""
+    alike = {"prompt_tokens": [12] * 4, "output_tokens": [40] * 4, "max_tokens": [40] * 4, "prefix_tokens": [12] * 4}
+    own = {"prefix_group": [0, 1, 2, 3], "prefix_names": ("a", "b", "c", "d")}
+    servers = Replicas(number=1, store=PrefixStore(gib=1.0, link=FAST))
+    (run,), _ = simulate_fleet(Workload(arrival_s=np.zeros(4), **alike, **own), POLICY, make_machine(72), servers)
+    assert run.transfers is not None
+    loaded = run.transfers.request[run.transfers.kind == TransferKind.LOAD]
+    assert len(loaded)
+    assert run.requests.preemptions[loaded].all()
+
+
 def test_one_server_alone_has_a_store_too(machine: Machine) -> None:
     store = PrefixStore(gib=1.0)
     fleet = measure_fleet(requests(), POLICY, machine, Replicas(number=1, store=store), check=True)

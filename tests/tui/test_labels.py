@@ -20,6 +20,7 @@ from kvsim_tui.export.still import still
 from kvsim_tui.lessons import Guided, find_lesson
 from kvsim_tui.look.states import ASCII, COLOR, GLYPHS
 from kvsim_tui.playback.session import Session
+from kvsim_tui.pool import labels
 from kvsim_tui.pool.brush import Brush
 from kvsim_tui.pool.canvas import Canvas
 from kvsim_tui.pool.labels import longest_name, names_every_line
@@ -198,6 +199,12 @@ def test_a_run_too_narrow_for_a_name_has_no_part_of_it(every: int) -> None:
         shown |= set(re.findall(r"\w+", " ".join(lines)))
     assert shown
     assert shown <= names
+
+
+def test_a_name_is_written_where_it_just_fits_into_equal_characters() -> None:
+    place = np.array([1, 1, 1, 2, 2, 2, 2, 3], np.int32)
+    labels._write_over_equal_characters(" ab ", place)
+    assert np.flatnonzero(place != [1, 1, 1, 2, 2, 2, 2, 3]).tolist() == [3, 4, 5, 6]
 
 
 def test_a_label_hides_no_written_slot_where_a_character_is_a_slot() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from kvsim.policies import Paged
-from kvsim.policies.settings import ContinuousSettings
+from kvsim.policies import Contiguous, Paged
+from kvsim.policies.settings import ContiguousSettings, ContinuousSettings, Reserve
 from kvsim.replay import Replay
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import generate
@@ -70,6 +70,19 @@ def test_the_last_step_says_whom_it_preempted_and_what_that_costs(tiny: Recordin
     session.player.go_to_frame(1)
     session.show()
     assert [text for _, text in last_step(session, 60)] == ["second admitted", "2 blocks taken"]
+
+
+def test_a_request_in_a_pool_without_blocks_is_preempted_for_room_to_grow(
+    make_machine: Callable[[int], Machine],
+) -> None:
+    work = generate(8, prompt=20, output=20, seed=1)
+    policy = Contiguous(
+        scheduler=ContinuousSettings(max_model_len=64), cache=ContiguousSettings(reserve=Reserve.DOUBLING)
+    )
+    session = Session(simulate(work, policy, make_machine(100)))
+    session.player.go_to_frame(int(np.flatnonzero(session.recording.steps.preempted)[0]))
+    session.show()
+    assert last_step(session, 80)[0][1].startswith("no room to grow: ")
 
 
 def test_sharing_is_counted() -> None:
