@@ -1,11 +1,13 @@
 """Effect of another release of vLLM on a load: the decisions that differ, and the rules that cause them.
 
-Every rule that the newer release changed is added to the older release twice: alone, and with all earlier changes.
+Every rule that the newer release changed is added to the older release twice: alone, and with all earlier changes. A
+rule of which the engine learns nothing, such as one about images where there are none, is not simulated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -16,12 +18,15 @@ from kvsim.conformance.recorded import Recorded
 from kvsim.conformance.verdict import Difference, difference
 from kvsim.engine.moments import SCHEDULE
 from kvsim.errors import KvsimError
+from kvsim.experiments.equal_engines import beginning_of
 from kvsim.kv_groups import CachePlan, CacheSettings
 from kvsim.metrics import summarize
 from kvsim.policies import Paged, Pipeline
 from kvsim.policies.releases import Change, net_changes, number_of, rules_of, varied
 from kvsim.recording import MemoryKind
-from kvsim.simulation import simulate
+from kvsim.recording.row_sinks import RowsInMemory
+from kvsim.simulation.setup import Setup
+from kvsim.simulation.simulation_run import SimulationRun
 
 if TYPE_CHECKING:
     from kvsim.recording import Recording
@@ -128,11 +133,11 @@ def explain_upgrade(
     number_of(old), number_of(new)  # refuse what is no release
     changes, progress = net_changes(old, new), options.pop("progress", None)
 
-    def run_with(release: str) -> _Simulated:
-        policy, machine = setup(release)
-        return _Simulated(simulate(workload, policy, machine, **options), policy, machine)
+    def run_with(release: str, *known: _Simulated) -> _Simulated:
+        return _Simulated.of(workload, *setup(release), options, known)
 
-    before, after = run_with(old), run_with(new)
+    before = run_with(old)
+    after = run_with(new, before)
     moment = before.first_difference(after)
     tried = changes if before.differs(after) else ()
     return Upgrade(
@@ -143,17 +148,18 @@ def explain_upgrade(
         first=None if moment is None else before.difference(after, moment),
         first_step_of_kind=before.steps_that_differ(after),
         num_changed_requests=_num_changed_requests(before.recording, after.recording),
-        effects=tuple(_effects(old, tried, before, moment, run_with=run_with, progress=progress)),
+        effects=tuple(_effects(old, tried, (before, after), moment, run_with=run_with, progress=progress)),
     )
 
 
 def _effects(
-    old: str, changes: Sequence[Change], before: _Simulated, moment: int | None, *,
-    run_with: Callable[[str], _Simulated], progress: Callable[[int, int], None] | None,
+    old: str, changes: Sequence[Change], both: tuple[_Simulated, _Simulated], moment: int | None, *,
+    run_with: _RunWith, progress: Callable[[int, int], None] | None,
 ) -> Iterator[Effect]:  # fmt: skip
     """Yield the effect of each change, alone and together with all earlier ones.
 
-    `moment` is the index of the first decision that differs between the releases; None if none does.
+    `both` are the runs with the releases. `moment` is the index of the first decision that differs between them; None
+    if none does.
 
     A change is named as the reason of this decision (`names_first`) in two cases:
 
@@ -161,14 +167,15 @@ def _effects(
     - No earlier change is named. The decision is the first that all earlier changes and this one together alter, but
       not the first that the earlier changes alter without it.
     """
-    last, together, is_named = before, dict[str, Any](), False
+    before, last, together, is_named = both[0], both[0], dict[str, Any](), False
     for number, change in enumerate(changes):
         if progress is not None:
             progress(number, len(changes))
         own = change.values
         together |= own
-        alone, problem = _tried(run_with, varied(old, own))
-        joint = alone if number == 0 else _tried(run_with, varied(old, together))[0]
+        alone, problem = _tried(run_with, varied(old, own), both)
+        known = (*both, last) if alone is None else (*both, last, alone)
+        joint = alone if number == 0 else _tried(run_with, varied(old, together), known)[0]
         first = None if alone is None else before.first_difference(alone)
         names_first = moment is not None and first == moment
         if joint is not None and not is_named and moment is not None and not names_first:
@@ -186,18 +193,38 @@ def _effects(
         last = joint or last
 
 
-def _tried(run_with: Callable[[str], _Simulated], release: str) -> tuple[_Simulated | None, str]:
+def _tried(run_with: _RunWith, release: str, known: Sequence[_Simulated]) -> tuple[_Simulated | None, str]:
     try:
-        return run_with(release), ""
+        return run_with(release, *known), ""
     except KvsimError as error:
         return None, str(error)
+
+
+_RunWith = Callable[..., "_Simulated"]
+"""Function that returns the run with a release, which it may take from other runs, its further arguments."""
 
 
 class _Simulated:
     """Decisions and figures of one simulated run."""
 
-    def __init__(self, recording: Recording, policy: Paged, machine: Machine) -> None:
-        self.recording = recording
+    @classmethod
+    def of(
+        cls, workload: Workload, policy: Paged, machine: Machine, options: Options, known: Sequence[_Simulated]
+    ) -> _Simulated:
+        """Simulate `workload`; if a run of `known` has an equal engine, take its decisions instead."""
+        rows = RowsInMemory()
+        run = SimulationRun(Setup.of(workload, policy, machine, options, records=True), [rows])
+        beginning = beginning_of(run.engines[0], run.setup.times.step_time)
+        for other in known:
+            if other._beginning == beginning:
+                found = copy(other)
+                found.figures = other.figures | _sizes(policy, machine)
+                return found
+        run.finish()
+        return cls(rows.finish(run.meta(), name=run.setup.name), beginning, policy, machine)
+
+    def __init__(self, recording: Recording, beginning: tuple[Any, ...], policy: Paged, machine: Machine) -> None:
+        self.recording, self._beginning = recording, beginning
         recorded = Recorded(recording)
         self._timeline = recorded.timeline
         events = recorded.events(0, len(self._timeline))

@@ -190,6 +190,11 @@ class SimulationRun:
         return servers
 
     @property
+    def engines(self) -> list[Engine]:
+        """Engines of all servers, in the order of their numbers."""
+        return [replica.server.driver.engine for replica in self._replicas]
+
+    @property
     def idle_steps(self) -> tuple[int, ...]:
         """Number of steps without a batch of each data-parallel rank; empty if ranks do not wait for each other."""
         return tuple(number for lockstep in self.locksteps for number in lockstep.num_idle_steps)

@@ -10,6 +10,7 @@ import pytest
 import kvsim
 from kvsim.errors import UsageError
 from kvsim.policies.releases import defaults_of, net_changes, rules_of, varied
+from kvsim.simulation.simulation_run import SimulationRun
 
 from ..conftest import PRESSURE
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
     from pathlib import Path
+
+    from kvsim.simulation.measured import Measured
 
     Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -75,6 +78,30 @@ def test_the_first_difference_is_the_first_in_two_runs(few: kvsim.Workload) -> N
         found.append([set(zip(memory.step.tolist(), memory.address.tolist(), strict=True)), memory])
     apart = {step for step, _ in found[0][0] ^ found[1][0]}
     assert min(apart) == upgrade.first.step
+
+
+def test_a_rule_of_which_the_engine_learns_nothing_is_not_simulated(
+    few: kvsim.Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, finished = SimulationRun.finish, list[str]()
+
+    def counted(run: SimulationRun) -> list[Measured]:
+        finished.append(run.setup.base.scheduler.vllm)  # type: ignore[union-attr]
+        return finish(run)
+
+    monkeypatch.setattr(SimulationRun, "finish", counted)
+    old, machine = "0.20.0", kvsim.machine("H200/Llama-3-8B", num_blocks=400)
+    upgrade = kvsim.compare_releases(few, old, "0.33.0", machine)
+    assert len(upgrade.effects) > 45
+    assert 2 < len(finished) < 30
+    not_simulated = [each for each in upgrade.effects if varied(old, each.change.values) not in finished]
+    assert {"images_wait", "knows_watermark"} <= {name for each in not_simulated for name in each.change.values}
+    limits = {"max_model_len": machine.model.max_position_embeddings}
+    for each in not_simulated[::8]:
+        policy = kvsim.Paged(scheduler=kvsim.ContinuousSettings(vllm=varied(old, each.change.values), **limits))
+        summary = kvsim.summarize(kvsim.simulate(few, policy, machine))
+        for figure in ("num_preemptions", "duration_s", "prefix_hit_rate", "output_tokens_per_s"):
+            assert each.alone[figure] == getattr(summary, figure)
 
 
 def test_two_releases_with_the_same_rules_make_the_same_decisions(few: kvsim.Workload) -> None:
