@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -147,7 +148,8 @@ def sweep(
         points: points with the same names of settings.
         table: Parquet file; its rows for other points are kept. During the sweep, finished rows are stored in a folder
             beside it, from which an interrupted sweep continues.
-        num_jobs: runs at a time; -1 for all cores, or all workers of the cluster.
+        num_jobs: runs at a time; -1 for all cores, or all workers of the cluster. One run at a time is made in this
+            process; if it needs too much memory, the sweep ends, and is continued by a further call.
         backend: "loky" for processes of this machine, "dask" or "ray" for a cluster.
         scheduler: address of a Dask or Ray cluster, such as `tcp://host:8786`; if empty, one starts on this machine.
         progress: function called with the number of finished points, and of all points.
@@ -245,7 +247,8 @@ def _without_workload(point: Point) -> Callable[..., Point]:
 
 
 def _run(workload: Workload, point_of: Callable[..., Point]) -> Row:
-    return run_point(point_of(workload=workload))
+    own = deepcopy(point_of)  # a custom policy may have state, which another point with the same policy must not see
+    return run_point(own(workload=workload))
 
 
 def run_point(point: Point) -> Row:

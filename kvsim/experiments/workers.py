@@ -6,7 +6,7 @@ Results arrive in order of completion. When a worker dies, only the calls that i
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any, Literal, Protocol, TypeVar
 
 from kvsim.errors import MissingExtraError, UsageError, shortened
@@ -29,6 +29,17 @@ class Workers(Protocol):
         """
 
 
+class ThisProcess:
+    """One worker, which is the process of the caller: it starts nothing, and one call is made after the other."""
+
+    def results(
+        self, call: Callable[[Any, Any], Result], tasks: Mapping[str, tuple[Any, Any]]
+    ) -> Generator[tuple[str, Result], None, None]:
+        """Make the calls in the order of `tasks`; see `Workers.results`."""
+        for key, (common, own) in tasks.items():
+            yield key, call(common, own)
+
+
 def check_number_of_jobs(num_jobs: int) -> None:
     """Raise a `UsageError` if `num_jobs` is neither a whole number from 1 on nor -1, which means all cores."""
     if not is_whole(num_jobs) or (num_jobs < 1 and num_jobs != -1):
@@ -40,7 +51,8 @@ def workers(backend: Backend, scheduler: str = "", *, num_jobs: int = -1) -> Ite
     """Yield the workers of `backend`: "loky" for processes of this machine, "dask" or "ray" for a cluster.
 
     `scheduler` is the address of a Dask or Ray cluster; if it is empty, a cluster is started on this machine.
-    `num_jobs` is the number of calls at a time; -1 for all cores, or all workers of the cluster.
+    `num_jobs` is the number of calls at a time; -1 for all cores, or all workers of the cluster. With "loky" and one
+    job, the calls are made in this process.
 
     Raises:
         MissingExtraError: the library of the backend is not installed.
@@ -77,6 +89,8 @@ def on_all_cores(call: Callable[[Any, int], Result], common: Any, numbers: range
 def _opened(backend: Backend, scheduler: str, num_jobs: int) -> AbstractContextManager[Workers]:
     # Each library takes half as long to import as everything else together.
     match backend:
+        case "loky" if num_jobs == 1:
+            return nullcontext(ThisProcess())
         case "loky":
             from kvsim.experiments.on_loky import loky_workers  # noqa: PLC0415
 

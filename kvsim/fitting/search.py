@@ -104,9 +104,7 @@ class Search:
         """
         jobs = min((os.cpu_count() or 1) if self.num_jobs == -1 else self.num_jobs, len(tasks))
         by_key = {str(nth): (None, task) for nth, task in enumerate(tasks)}
-        if jobs <= 1:
-            return self._collected(by_key, ((key, task()) for key, (_, task) in by_key.items()))
-        with workers("loky", num_jobs=jobs) as found:
+        with workers("loky", num_jobs=max(jobs, 1)) as found:
             return self._collected(by_key, found.results(_done, by_key))
 
     def _collected(self, keys: Collection[str], returned: Iterable[tuple[str, Any]]) -> list[Any]:

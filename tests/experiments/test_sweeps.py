@@ -29,6 +29,7 @@ from kvsim.experiments.workers import Backend, Workers
 from kvsim.metrics import summarize
 from kvsim.plots.sweep_figures import draw_sweep
 from kvsim.policies import Paged
+from kvsim.policies.custom import CustomPolicy, ServedRequest, StepInMaking
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Images, Ragged, Workload
@@ -178,6 +179,33 @@ def test_a_point_that_cannot_be_served_is_a_row_with_the_reason(points: list[Poi
     errors = {row["num_blocks"]: row["error"] for row in rows_of(outcome.table)}
     assert errors[60] == ""
     assert "hold no usable unit" in errors[3]
+
+
+def test_one_run_at_a_time_gives_the_rows_of_several_also_if_a_policy_has_state(
+    points: list[Point], tmp_path: Path
+) -> None:
+    class Late(CustomPolicy):
+        """It serves the newest request first, but from its fifth admission on."""
+
+        name = "late"
+        scheduler = ContinuousSettings(max_model_len=256, max_num_seqs=2)
+
+        def __init__(self) -> None:
+            self.num_admitted = 0
+
+        def admit(self, step: StepInMaking) -> ServedRequest | None:
+            self.num_admitted += 1
+            return step.waiting[0 if self.num_admitted < 5 else -1]
+
+    policy = Late()
+    several = [replace(each, policy=policy) for each in points]
+    rows = []
+    for num_jobs in (1, 2):
+        outcome = sweep(several, tmp_path / f"{num_jobs}.parquet", num_jobs=num_jobs)
+        assert (outcome.num_done, outcome.num_failed) == (4, 0)
+        rows.append(outcome.rows)
+    assert rows[0] == rows[1]
+    assert policy.num_admitted == 0
 
 
 def test_a_killed_worker_loses_its_point_and_not_the_sweep(

@@ -37,6 +37,19 @@ def test_there_are_no_more_workers_than_work(num_jobs: int) -> None:
     assert all(0 < len(children) <= 2 for children in found.values())
 
 
+def process_and_sum(common: int, own: int) -> tuple[int, int]:
+    return os.getpid(), common + own
+
+
+def test_one_job_is_done_in_this_process_and_starts_no_other() -> None:
+    before = children_of(None, os.getpid())
+    tasks = {str(own): (10, own) for own in range(3)}
+    with workers("loky", num_jobs=1) as only:
+        found = list(only.results(process_and_sum, tasks))
+    assert found == [(str(own), (os.getpid(), 10 + own)) for own in range(3)]
+    assert children_of(None, os.getpid()) <= before
+
+
 def test_a_worker_that_is_replaced_is_nothing_to_tell() -> None:
     """joblib warns of it in a thread of its own, where a warning that is an error ends all the work."""
     with workers("loky"):
