@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 
 import kvsim
 from kvsim.cli import cli
+from kvsim.engine.custom import step_costs
+from kvsim.engine.state import Engine
 from kvsim.errors import PolicyError, RecordingError, UsageError
 from kvsim.experiments.sweeps import Point, source_of
 from kvsim.policies.custom import CachedBlock, Candidates, ServedRequest, StepInMaking, policy_from_file
@@ -445,6 +447,56 @@ def test_a_step_costs_what_it_takes(requests: kvsim.Workload, machine: kvsim.Mac
     entry_s = took_s[busy] - np.array(policy.costs_s[:-1])[busy]  # the host lets requests in between two steps
     assert (entry_s > -1e-12).all()
     assert np.median(entry_s) < 1e-9
+
+
+class Trying(Plain):
+    """vLLM's rule; before and after each part of a step, it asks several times what waiting requests would cost."""
+
+    name = "trying"
+
+    def schedule(self, step: StepInMaking) -> None:
+        self.ask(step)
+        step.serve_running()
+        self.ask(step)
+        for request in step.waiting:
+            if step.preempted or not step.admit(request):
+                break
+            self.ask(step)
+
+    def ask(self, step: StepInMaking) -> None:
+        for request in step.waiting:
+            self.begin(step, request)
+            costs = {step.cost_s({request: 1}) for _ in range(3)}
+            assert len(costs) == 1
+
+    def begin(self, step: StepInMaking, request: ServedRequest) -> None:
+        """A test counts what is looked up from here on."""
+
+
+def test_a_prefix_is_looked_up_once_for_all_steps_that_a_policy_tries(
+    requests: kvsim.Workload, machine: kvsim.Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up = list[int]()
+    find = step_costs.cached_prefix
+
+    def counted(engine: Engine, sequence: Any) -> tuple[int, int]:
+        looked_up.append(sequence.number)
+        return find(engine, sequence)
+
+    class Checked(Trying):
+        num_begun = 0
+
+        def begin(self, step: Any, request: Any) -> None:
+            """The price is by what is cached now, not by what was cached before the last change."""
+            self.num_begun += 1
+            assert step._cached_prefix(request.sequence) == find(step.engine, request.sequence)
+
+    monkeypatch.setattr(step_costs, "cached_prefix", counted)
+    policy = Checked()
+    run = kvsim.simulate(requests, policy, machine)
+    assert run.summary().num_finished == 24
+    assert run.requests.cached_tokens.any()
+    assert 0 < len(looked_up) <= policy.num_begun
 
 
 @pytest.mark.parametrize("hook", ["admit", "victim", "evict", "eviction_rank"])

@@ -101,6 +101,8 @@ class CustomRules:
     def __init__(self, policy: CustomPolicy, num_units: int, eviction: OptimalEviction | None = None) -> None:
         """Create the policy's allocator of `num_units` units, if any. `eviction` replaces the policy's eviction."""
         self.policy = policy
+        self._prefixes: dict[int, tuple[int, int]] = {}
+        """Values of `step_costs.cached_prefix` by the number of the sequence, found since memory last could change."""
         self.own_units = None if policy.allocator is None else self._create_units(num_units)
         """Units of the policy's allocator; None if it has no allocator."""
         self._eviction = eviction
@@ -264,6 +266,7 @@ class CustomRules:
         """Call a method of the policy or of its allocator, and return the answer. If the method fails, the run ends
         with an error that names the policy.
         """
+        self._prefixes.clear()
         try:
             return hook(*arguments)
         except (KvsimError, _NoRoomError, _NoOtherError):
@@ -322,21 +325,31 @@ class CustomRules:
         """Return the duration of this step in seconds, if it also computed `tokens[request]` tokens of each request in
         `tokens`. If `tokens` is None, count only the tokens that are assigned already.
         """
-        return step_costs.cost_s(
-            self.engine,
-            {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()},
-        )
+        numbers = {self._sequence(request).number: self._positive(number) for request, number in (tokens or {}).items()}
+        return step_costs.cost_s(self.engine, numbers, self._cached_prefix)
+
+    def _cached_prefix(self, sequence: Sequence) -> tuple[int, int]:
+        """Return `step_costs.cached_prefix` of a waiting sequence. It is looked up once until memory can change: a policy
+        may try many steps before it chooses one.
+        """
+        if self.own_units is not None:  # the policy may change what its allocator finds at any time
+            return step_costs.cached_prefix(self.engine, sequence)
+        if sequence.number not in self._prefixes:
+            self._prefixes[sequence.number] = step_costs.cached_prefix(self.engine, sequence)
+        return self._prefixes[sequence.number]
 
     def serve_running(self) -> None:
         """Assign tokens to the running requests by vLLM's rule."""
         if self.engine.state.num_listed:
             self.refuse("let all requests compute after it had let some")
         scheduler.serve_running(self.engine, self.tokens_left)
+        self._prefixes.clear()
 
     def admit_waiting(self) -> None:
         """Admit waiting requests by vLLM's rule; the policy's `admit` chooses the next one."""
         with suppress(_NoOtherError):
             scheduler.admit_waiting(self.engine, self.tokens_left)
+        self._prefixes.clear()
 
     def compute(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
         """Schedule at most `num_tokens` tokens of a running request, or as many as possible if it is None, without
@@ -357,6 +370,7 @@ class CustomRules:
         finally:
             engine.running[place], engine.running[0], state.num_running = number, first, num_running
             self._alone = None
+        self._prefixes.clear()
         return state.num_listed > listed
 
     def admit(self, request: ServedRequest, num_tokens: int | None = None) -> bool:
@@ -370,6 +384,7 @@ class CustomRules:
                 scheduler.admit_waiting(self.engine, self._at_most(num_tokens))
         finally:
             self._next = None
+        self._prefixes.clear()
         return self.engine.state.num_listed > listed
 
     def preempt(self, request: ServedRequest) -> None:
@@ -377,6 +392,7 @@ class CustomRules:
         sequence = scheduler.remove_running(self.engine, self._index_in_running(request, "victim"))
         scheduler.take_out_of_batch(self.engine, sequence)
         scheduler.preempt(self.engine, sequence)
+        self._prefixes.clear()
 
     def _index_in_running(self, request: ServedRequest, role: str) -> int:
         """Return the index of a request in `Engine.running`. `role` names the request in errors."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from kvsim.engine.clock import step_time
 from kvsim.engine.custom import custom_memory
@@ -15,10 +15,14 @@ from kvsim.engine.records import Sequence
 from kvsim.engine.state import RUNNING, Engine
 from kvsim.steptime import StepShape
 
+PrefixOf = Callable[[Sequence], tuple[int, int]]
 
-def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
+
+def cost_s(engine: Engine, tokens: Mapping[int, int], prefix_of: PrefixOf) -> float:
     """Return the duration in seconds of a step that computes the tokens already assigned in this step and, for each
     sequence number in `tokens`, `tokens[number]` more tokens; 0 if there is nothing to compute.
+
+    `prefix_of` returns what `cached_prefix` returns for a waiting sequence.
     """
     state = engine.state
     planned = {engine.batch[index]: engine.batch_tokens[index] for index in range(state.num_listed)}
@@ -27,7 +31,7 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
     prefill_tokens = context_tokens = attention_pairs = num_new_seqs = more_units = 0
     for number, num_tokens in planned.items():
         sequence = engine.sequences[number]
-        computed, units = _computed(engine, sequence, num_tokens)
+        computed, units = _computed(engine, sequence, num_tokens, prefix_of)
         context_tokens += computed + num_tokens
         more_units += units
         num_new_seqs += number in tokens and sequence.status != RUNNING
@@ -44,14 +48,14 @@ def cost_s(engine: Engine, tokens: Mapping[int, int]) -> float:
     return max(time.prepare_s + time.gpu_s, time.launch_s) + time.turnaround_s
 
 
-def _computed(engine: Engine, sequence: Sequence, num_tokens: int) -> tuple[int, int]:
+def _computed(engine: Engine, sequence: Sequence, num_tokens: int, prefix_of: PrefixOf) -> tuple[int, int]:
     """Return two numbers for a sequence: its computed tokens, and the units to take from the free ones for `num_tokens`
     more tokens. If the sequence does not run, the tokens that would be hits at its admission count as computed.
     """
     unit_tokens = engine.settings.unit_tokens
     if sequence.status == RUNNING:
         return sequence.computed, max(-(-(sequence.computed + num_tokens) // unit_tokens) - sequence.num_units, 0)
-    computed, num_held = cached_prefix(engine, sequence)
+    computed, num_held = prefix_of(sequence)
     return computed, -(-(computed + num_tokens) // unit_tokens) - num_held
 
 
@@ -62,8 +66,8 @@ def cached_prefix(engine: Engine, sequence: Sequence) -> tuple[int, int]:
     if not engine.settings.prefix_caching:
         return 0, 0
     computed = prefix_hits.find(engine, sequence)
-    hits = range(first_hit(engine, 0), first_hit(engine, 0) + engine.groups[0].num_hits)
-    blocks = [engine.entries[index] for index in hits]
+    first = first_hit(engine, 0)
+    blocks = [engine.entries[index] for index in range(first, first + engine.groups[0].num_hits)]
     return computed, sum(block != NULL_BLOCK and engine.blocks[block].refs > 0 for block in blocks)
 
 
