@@ -329,8 +329,9 @@ class CustomRules:
         return step_costs.cost_s(self.engine, numbers, self._cached_prefix)
 
     def _cached_prefix(self, sequence: Sequence) -> tuple[int, int]:
-        """Return `step_costs.cached_prefix` of a waiting sequence. It is looked up once until memory can change: a policy
-        may try many steps before it chooses one.
+        """Return `step_costs.cached_prefix` of a waiting sequence.
+
+        It is looked up once until memory can change, because a policy may try many steps before it chooses one.
         """
         if self.own_units is not None:  # the policy may change what its allocator finds at any time
             return step_costs.cached_prefix(self.engine, sequence)
