@@ -50,13 +50,17 @@ def _present(flags: Mapping[str, Any], gpu: Gpu, model: Model, longest: int) -> 
     }
 
 
-def print_no_start(error: BudgetError, title: str, found: list[StartingSettings]) -> None:
-    """Print the error, the terms of the memory budget, and the changes with which the server starts."""
+def print_no_start(error: BudgetError, title: str, found: list[StartingSettings], *, in_vllm: bool = True) -> None:
+    """Print the error, the terms of the memory budget, and the changes with which the server starts.
+
+    With `in_vllm`, also print the message in vLLM's log.
+    """
     echo(f"kvsim: {error}", err=True)
     on_one = "on each GPU" if " x " in title else ""
     terms = [BudgetTerm(*term) for term in error.account]
     left = sum(term.size_bytes for term in terms)
-    terms.append(BudgetTerm("left for the cache", left, f'vLLM\'s log then says: "{_logged(error)}"'))
+    logged = f'vLLM\'s log then says: "{_logged(error)}"' if in_vllm else "too little for one sequence"
+    terms.append(BudgetTerm("left for the cache", left, logged))
     print_table(title, ["", "", "", "why"], term_rows(terms, on_one), figures=(1,), note=change_words(found))
 
 

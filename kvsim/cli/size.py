@@ -13,9 +13,18 @@ from kvsim.cli.options import bounded, check_policy_flags, is_given
 from kvsim.cli.scenario_flags import machine_options, settings_options
 from kvsim.cli.served_command import ServedCommand
 from kvsim.cli.show import echo, json_option, print_json, print_table
-from kvsim.cli.size_figures import document, other_layouts, release_of, sequences_at_once, unmeasured_notes
+from kvsim.cli.size_figures import document, other_layouts, release_of, sequences_at_once, slots_of, unmeasured_notes
 from kvsim.cli.size_image import image_of, image_rows
-from kvsim.cli.size_rows import block_rows, num_gpus, other_layout_rows, place_of, pool_rows, rank_rows, term_rows
+from kvsim.cli.size_rows import (
+    block_rows,
+    num_gpus,
+    other_layout_rows,
+    place_of,
+    pool_rows,
+    rank_rows,
+    slot_rows,
+    term_rows,
+)
 from kvsim.cli.size_sleep import sleep_rows
 from kvsim.cli.size_verdict import verdict
 from kvsim.errors import BudgetError, UsageError
@@ -160,9 +169,11 @@ def _budget(flags: dict[str, Any], gpu: Gpu, model: Model, policy: str, *, as_js
     try:
         budget = memory_of(flags, gpu, model, max_model_len=longest)
     except BudgetError as error:
+        if policy != "paged":
+            error = _in_slots(error, flags, gpu, model)
         if as_json or len(error.account) < 2:  # a pool of a stated size has no terms to print
-            raise
-        print_no_start(error, title_of(gpu, model), changes(flags, gpu, model))
+            raise error from None
+        print_no_start(error, title_of(gpu, model), changes(flags, gpu, model), in_vllm=policy == "paged")
         sys.exit(error.exit_code)
     if policy == "paged":
         from kvsim.engine.paged.group_initialization import check_groups
@@ -171,14 +182,32 @@ def _budget(flags: dict[str, Any], gpu: Gpu, model: Model, policy: str, *, as_js
     return budget
 
 
+def _in_slots(error: BudgetError, flags: dict[str, Any], gpu: Gpu, model: Model) -> BudgetError:
+    """Return `error` in the unit of a policy without blocks. It is unchanged if no sequence fits, however short."""
+    try:
+        num_slots = slots_of(memory_of({**flags, "max_model_len": AUTO_LENGTH}, gpu, model))
+    except BudgetError:
+        return error
+    longest = flags["max_model_len"] or model.max_position_embeddings
+    return BudgetError(
+        f"one sequence of {longest:,} tokens needs {longest:,} slots of the KV cache, and there is room for "
+        f"{num_slots:,}; --max-model-len {num_slots} would fit; a larger share of the GPU, more GPUs or a smaller "
+        "cache type would help, and --oversize allows it.",
+        error.account,
+    )
+
+
 def _print(
     flags: dict[str, Any], budget: Budget, policy: str, tokens: int, costs: dict[str, Any] | None, *, sleeps: bool
 ) -> None:
     num_sequences, how_held = sequences_at_once(budget, policy, tokens)
     on_one = "on each GPU" if num_gpus(budget) > 1 else ""
     rows = term_rows([*budget.terms, BudgetTerm("KV cache", budget.kv_bytes, "what is left, in whole blocks")], on_one)
-    rows += [(f"  {row[0]}", *row[1:]) for row in block_rows(budget, on_one)]
-    rows += pool_rows(budget, logs_longest=rules_of(release_of(flags)).logs_longest)
+    if policy == "paged":
+        rows += [(f"  {row[0]}", *row[1:]) for row in block_rows(budget, on_one)]
+        rows += pool_rows(budget, logs_longest=rules_of(release_of(flags)).logs_longest)
+    else:
+        rows += slot_rows(budget, on_one, slots_of(budget))
     unit = "sequences" if policy != "static" else "rows"
     rows += [
         (unit, f"{num_sequences:,}", place_of(budget), f"of {tokens:,} tokens {how_held}"),

@@ -42,10 +42,15 @@ def sequences_at_once(budget: Budget, policy: str, tokens: int) -> tuple[int, st
         raise UsageError(
             f"--policy {policy} is for models whose layers are all alike; {budget.model.name} has several kinds."
         )
-    num_slots = budget.kv_bytes // budget.model.kv_bytes_per_token
+    num_slots = slots_of(budget)
     if policy == "static":
         return largest_batch(num_slots, tokens), "fit into the largest padded batch that runs to its end"
     return num_slots // tokens, "fit at once, each reserving as much in one piece"
+
+
+def slots_of(budget: Budget) -> int:
+    """Return the number of tokens for which the pool has memory, however it is divided."""
+    return budget.kv_bytes // budget.model.kv_bytes_per_token
 
 
 def other_layouts(budget: Budget, policy: str) -> dict[str, tuple[CachePlan, str]]:

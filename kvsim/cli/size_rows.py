@@ -117,6 +117,14 @@ def pool_rows(budget: Budget, *, logs_longest: bool) -> list[Row]:
     ]
 
 
+def slot_rows(budget: Budget, on_one: str, num_slots: int) -> list[Row]:
+    """Return the rows about a pool without blocks: the bytes of a token, and the number of slots."""
+    return [
+        ("  one slot", size_words(budget.model.kv_bytes_per_token), on_one, "a token in all layers"),
+        ("slots", f"{num_slots:,}", place_of(budget), "one for each token"),
+    ]
+
+
 def rank_rows(budget: Budget, unit: str, num_sequences: int) -> list[Row]:
     """Return one row with the number of sequences of all data-parallel ranks together; no row for a single rank.
 

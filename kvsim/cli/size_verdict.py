@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvsim.cli.machine_flags import AUTO_LENGTH, engine_limits
+from kvsim.cli.size_figures import slots_of
 from kvsim.display.text import size_words
 from kvsim.kv_groups.reasons import caching_words, why_so_large
 
@@ -32,15 +33,16 @@ def verdict(
     plan = budget.plan
     if plan.concurrency < 1:
         longest = plan.longest_sequence()
+        begin = "vLLM refuses to start: one" if policy == "paged" else "One"
         said = (
-            f"vLLM refuses to start: one sequence of {plan.settings.max_model_len:,} tokens does not fit; "
-            f"--max-model-len {longest} does."
+            f"{begin} sequence of {plan.settings.max_model_len:,} tokens does not fit; --max-model-len {longest} does."
         )
     else:
         what = "sequences" if policy != "static" else "rows"
         others = [f"{other.max_sequences(tokens):,} {words}" for other, words in otherwise.values()]
         on = f" on each of {ranks} ranks" if (ranks := budget.model.data_parallel_size) > 1 else ""
-        fit = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once{on}, in {budget.num_blocks:,} blocks"
+        pool = f"{budget.num_blocks:,} blocks" if policy == "paged" else f"{slots_of(budget):,} slots"
+        fit = f"{num_sequences:,} {what} of {tokens:,} tokens fit at once{on}, in {pool}"
         said = "; ".join([fit, *others]) + "."
         most, _ = engine_limits(flags, budget.gpu, plan.settings.max_model_len)
         if policy == "paged" and most < num_sequences:

@@ -1,7 +1,7 @@
 """Recognize, before they run, simulations that make the same decisions: their engines are equal at the beginning.
 
-An engine knows no release of vLLM, only settings and records that follow from it. So a changed rule that leaves all of
-them as they are has no effect on a run.
+An engine knows no release of vLLM, only settings and records that follow from it. So a changed rule that changes
+none has no effect on a run.
 """
 
 from __future__ import annotations

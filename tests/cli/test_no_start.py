@@ -129,3 +129,23 @@ def test_the_longest_sequence_is_the_first_thing_said_where_it_was_asked_for(typ
     assert output.startswith(f"The longest sequence that fits has {longest:,} tokens; ")
     assert type_command(*flags, "--max-model-len", str(longest))[0] == 0
     assert type_command(*flags, "--max-model-len", str(longest + 16))[0] == 1
+
+
+def test_a_policy_without_blocks_is_answered_in_slots(type_command: Run) -> None:
+    flags = ("size", "--policy", "static", "--gpu", "H200", "--model", "Llama-3-8B")
+    code, output, _ = type_command(*flags)
+    assert code == 0
+    found = re.match(r"(\d+) rows of 2,048 tokens fit at once, in ([\d,]+) slots\.", output)
+    assert found
+    num_rows, num_slots = int(found[1]), int(found[2].replace(",", ""))
+    assert num_rows * 2048 <= num_slots < (num_rows + 1) * 2048
+    assert " blocks" not in output.replace("whole blocks", "")
+    code, output, complaint = type_command(*flags, "--max-model-len", "99999999")
+    assert code == 1
+    assert f"needs 99,999,999 slots of the KV cache, and there is room for {num_slots:,};" in complaint
+    assert "blocks" not in complaint + output
+    assert "vLLM" not in output
+    code, output, _ = type_command(*flags, "--max-model-len", str(num_slots), "--json")
+    assert code == 0
+    sizes = json.loads(type_command("size", *flags[3:], "--json")[1])
+    assert json.loads(output)["num_blocks"] == sizes["num_blocks"], "the memory is the same"
