@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.engine.arrays import Lazy, column, dtype_of
+from kvsim.engine.arrays import Growing, Lazy, column, dtype_of
 from kvsim.profiles.extrapolation import WatchedProfile
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def beginning_of(engine: Engine, step_time: StepTimeModel) -> tuple[Any, ...]:
     times = step_time.times if isinstance(step_time, WatchedProfile) else step_time
     content = [
         _content(part)
-        for name, part in zip(engine._fields, engine, strict=True)
+        for name, part in zip(engine.names(), engine, strict=True)
         if name not in (*_FUNCTIONS, *_EMPTY, "step_time_models")
     ]
     digest = hashlib.blake2b(pickle.dumps(content)).digest()
@@ -49,7 +49,7 @@ def _content(part: Any) -> Any:
     if isinstance(part, Lazy):
         names = dtype_of(type(part[0])).names if len(part) else ()
         return tuple(column(part, name).tobytes() for name in names or ())
-    if isinstance(part, tuple | list):
+    if isinstance(part, tuple | list | Growing):
         return tuple(map(_content, part))
     if is_dataclass(part) and not isinstance(part, type):
         return tuple(_content(getattr(part, each.name)) for each in fields(part))
