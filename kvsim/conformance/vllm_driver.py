@@ -68,8 +68,9 @@ if __name__ == "__main__":
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != Path(__file__).resolve().parent]
     _ANSWERS, sys.stdout = sys.stdout, sys.stderr  # keeps the output of libraries out of the records
 
+importlib.import_module("vllm")  # first, because it may be missing, and importing torch takes seconds
+
 import torch
-import vllm
 import vllm.config.vllm
 import vllm.envs
 import vllm.platforms

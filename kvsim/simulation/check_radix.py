@@ -30,27 +30,28 @@ def check_pages(driver: Driver) -> None:
     """
     engine = driver.engine
     radix, unit = engine.radix, engine.settings.unit_tokens
-    places = Counter(free_pages_in_order(engine, SLOTS))
+    places = free_pages_in_order(engine, SLOTS)
     copied = [int(radix.written[index].node) for index in range(radix.state.num_storing)]
     copied += [int(radix.loading[index].node) for index in range(radix.state.num_loading)]
     locked = []
     _check_free_list(engine, SLOTS, engine.state.num_free)
     for number in holders(engine):
         holding, row = radix.holdings[number], _row(engine, number)
-        places.update(row[holding.protected_tokens // unit :])
+        places += row[holding.protected_tokens // unit :]
         locked.append(holding.lock)
     # A request or a copy under way locks a node and all nodes above it. Pages that only copies lock are counted, too.
     locks, copy_locks = _num_paths(engine, locked + copied), _num_paths(engine, copied)
     num_copying = 0
     for node, pages in _pages_of_nodes(engine).items():
-        places.update(pages)
+        places += pages
         num_copying += len(pages) if locks[node] == copy_locks[node] > 0 else 0
         if (radix.nodes[node].locks, radix.nodes[node].copy_locks) != (locks[node], copy_locks[node]):
             raise IntegrityError(
                 f"node {node} has {radix.nodes[node].locks} locks, and {locks[node]} requests and copies on it."
             )
-    if len(places) != engine.settings.num_units or max(places.values()) > 1:
-        raise IntegrityError(f"{len(places)} of {engine.settings.num_units} pages are in a place, or one is in two.")
+    num_placed, num_pages = len(set(places)), engine.settings.num_units
+    if num_placed != num_pages or len(places) != num_pages:
+        raise IntegrityError(f"{num_placed} of {num_pages} pages are in a place, or one is in two.")
     if num_copying != radix.state.num_copying:
         raise IntegrityError(f"{num_copying} pages are locked by copies alone, {radix.state.num_copying} are counted.")
     if radix.settings.window_tokens:
@@ -75,17 +76,18 @@ def _check_host(engine: Engine, nodes: list[Node]) -> None:
     radix = engine.radix
     lists = [(radix.state.first_free_slot, radix.state.num_free_host)] if radix.settings.host_pages else []
     lists += [(node.first_slot, node.num_pages) for node in nodes]
-    places: Counter[int] = Counter()
+    next_slot = listed(radix.next_slot, 0, len(radix.next_slot))
+    places: list[int] = []
     for first, num_slots in lists:
         slot = int(first)
         for _ in range(num_slots):
-            places[slot] += 1
-            slot = int(radix.next_slot[slot])
+            places.append(slot)
+            slot = next_slot[slot]
         if slot != NO_SLOT:
             raise IntegrityError(f"a list of {num_slots} slots of host memory goes on with slot {slot}.")
-    if set(places) != set(range(1, radix.settings.host_pages + 1)) or max(places.values(), default=1) > 1:
-        raise IntegrityError(f"{len(places)} of {radix.settings.host_pages} slots of host memory are in a place, or one"
-                             " is in two.")  # fmt: skip
+    if sorted(places) != [*range(1, radix.settings.host_pages + 1)]:
+        raise IntegrityError(f"{len(set(places))} of {radix.settings.host_pages} slots of host memory are in a place, "
+                             "or one is in two.")  # fmt: skip
 
 
 def _check_windows(engine: Engine) -> None:
@@ -95,7 +97,6 @@ def _check_windows(engine: Engine) -> None:
     """
     radix, unit = engine.radix, engine.settings.unit_tokens
     first = engine.settings.num_units
-    free = [page - first for page in free_pages_in_order(engine, WINDOWS)]
     _check_free_list(engine, WINDOWS, radix.state.num_free_windows)
     held: list[int] = []
     num_cached = 0
@@ -103,7 +104,7 @@ def _check_windows(engine: Engine) -> None:
         if radix.nodes[node].has_window:
             held += pages
             num_cached += len(pages) if radix.nodes[node].window_locks == 0 else 0
-        elif any(radix.window_pages[page] for page in pages):
+        elif any(map(radix.window_pages.__getitem__, pages)):
             raise IntegrityError(f"node {node} lacks its windows, and a page of it has one.")
     if num_cached != radix.state.num_cached_windows:
         raise IntegrityError(
@@ -112,8 +113,9 @@ def _check_windows(engine: Engine) -> None:
     for number in holders(engine):
         holding = radix.holdings[number]
         held += _row(engine, number)[max(holding.protected_tokens, holding.freed_window_tokens) // unit :]
-    places = [*free, *(int(radix.window_pages[page]) - first for page in held)]
-    if sorted(places) != [*range(1, radix.settings.window_pages + 1)]:
+    free = free_pages_in_order(engine, WINDOWS)
+    places = [*free, *map(radix.window_pages.__getitem__, held)]
+    if sorted(places) != [*range(first + 1, first + radix.settings.window_pages + 1)]:
         raise IntegrityError(f"{len(set(places))} of {radix.settings.window_pages} pages of windows are in one place.")
 
 
@@ -132,24 +134,19 @@ def held_slots(driver: Driver) -> npt.NDArray[np.int64]:
     """
     engine = driver.engine
     unit = engine.settings.unit_tokens
-    entries: tuple[list[int], ...] = [], [], [], []
+    most = np.zeros((2, engine.settings.num_units + 1), np.int64)
+    is_held = np.zeros(engine.settings.num_units + 1, np.bool_)
     for number in holders(engine):
+        row = np.array(_row(engine, number), np.int64)
         computed = int(engine.sequences[number].computed)
-        full = max(int(engine.sequences[number].full_tokens), computed)
-        row = _row(engine, number)
-        columns = row, range(0, unit * len(row), unit), [computed] * len(row), [full] * len(row)
-        for each, values in zip(entries, columns, strict=True):
-            each.extend(values)
-    pages, begin, *ends = np.array(entries, np.int64)
-    held, index = np.unique(pages, return_inverse=True)
-    most = np.zeros((2, len(held)), np.int64)
-    for of_pages, end in zip(most, ends, strict=True):
-        np.maximum.at(of_pages, index, np.clip(end - begin, 0, unit))
+        ends = np.array([[computed], [max(int(engine.sequences[number].full_tokens), computed)]], np.int64)
+        most[:, row] = np.maximum(most[:, row], (ends - np.arange(len(row)) * unit).clip(0, unit))
+        is_held[row] = True
     written, useful = most.sum(axis=1).tolist()
     slots = np.zeros(NUM_STATES, np.int64)
     slots[SlotState.TOKEN] = written
     slots[SlotState.RESERVED] = useful - written
-    slots[SlotState.INTERNAL] = len(held) * unit - useful
+    slots[SlotState.INTERNAL] = np.count_nonzero(is_held) * unit - useful
     return slots
 
 

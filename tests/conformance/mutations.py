@@ -13,7 +13,7 @@ from __future__ import annotations
 import ast
 import textwrap
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +26,8 @@ ROOMS = ("engine", "policies", "conformance")
 """Folders of the package that define what is mutated."""
 Trees: TypeAlias = Mapping[str, ast.Module]
 """Syntax trees of modules by their paths in the package."""
+_Defined: TypeAlias = tuple[str, str, ast.FunctionDef]
+"""A function: the path of its module, its qualified name and its tree."""
 
 
 def parse_rooms(package: Path) -> Trees:
@@ -69,7 +71,7 @@ class Mutation:
             ValueError: the old code of a hunk is nowhere or in several places, or its new code has a name that no old
                 code has.
         """
-        defined = list(functions_in(trees))
+        defined = _functions_of(tuple(trees.items()))
         places, shared, local = self._aim(defined)
         functions = {name.rpartition(".")[2] for _, name, _ in defined}
         edits: defaultdict[str, dict[int, list[Any]]] = defaultdict(dict)
@@ -85,7 +87,7 @@ class Mutation:
         functions_of_places = {id(place.function) for place in places}
         return {path: text_of(_edited(trees[path], functions_of_places, edit)) for path, edit in edits.items()}
 
-    def _aim(self, defined: list[tuple[str, str, ast.FunctionDef]]) -> tuple[list[_Place], Found, Mapping[str, Found]]:
+    def _aim(self, defined: Sequence[_Defined]) -> tuple[list[_Place], Found, Mapping[str, Found]]:
         """Find the function of each hunk, and the meaning of names: in the package, and in each function."""
         places: list[_Place] = []
         shared: Found = {}
@@ -147,7 +149,12 @@ def read(text: str) -> tuple[Mutation, ...]:
     return tuple(Mutation(rule, tuple(hunks)) for rule, hunks in mutations)
 
 
-def functions_in(trees: Trees) -> Iterator[tuple[str, str, ast.FunctionDef]]:
+@cache
+def _functions_of(modules: tuple[tuple[str, ast.Module], ...]) -> tuple[_Defined, ...]:
+    return tuple(functions_in(dict(modules)))
+
+
+def functions_in(trees: Trees) -> Iterator[_Defined]:
     """Path, qualified name and tree of every function and method."""
     for path, module in trees.items():
         for node in module.body:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.engine import radix_records as records
-from kvsim.engine.arrays import fill, make, make_growing, make_one, numbers
+from kvsim.engine.arrays import fill, make, make_growing, make_lazily, make_one, numbers
 from kvsim.engine.host_tier import CopyRow
 from kvsim.errors import BudgetError, UsageError
 from kvsim.policies.sglang import NO_WINDOWS
@@ -155,7 +155,7 @@ def _copies(num_pages: int, num_host_pages: int, *, compiled: bool) -> dict[str,
 
 def _empty_tree(num_pages: int, *, compiled: bool) -> Any:
     """Return `RadixTables.nodes` for a tree of only the root, with room for a node per page of device and host."""
-    nodes = make_growing(records.Node, num_pages + 2, compiled=compiled)
+    nodes = make_lazily(records.Node, num_pages + 2, compiled=compiled)
     nodes[records.ROOT].place = -1
     return nodes
 

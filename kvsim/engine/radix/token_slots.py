@@ -8,7 +8,7 @@ are freed in one call at the end.
 
 from __future__ import annotations
 
-from kvsim.engine.arrays import Numbers
+from kvsim.engine.arrays import Numbers, listed
 from kvsim.engine.machine_code.compiled import part
 from kvsim.engine.radix_records import NO_PAGE, SLOTS, WINDOWS, FreeList
 from kvsim.engine.records import WINDOWS_FREED_TWICE
@@ -164,10 +164,8 @@ def _end_free(engine: Engine, pool: int, place: int, num_pages: int) -> None:
 
 def free_pages_in_order(engine: Engine, pool: int) -> list[int]:
     """Return the free pages of a pool in the order in which they are allocated."""
-    free_list, place = engine.radix.free_lists[pool], int(engine.radix.free_lists[pool].head)
+    free_list, pages = engine.radix.free_lists[pool], engine.radix.free_pages
     num_free = engine.state.num_free if pool == SLOTS else engine.radix.state.num_free_windows
-    pages = []
-    for _ in range(num_free):
-        pages.append(int(engine.radix.free_pages[place]))
-        place = int(free_list.begin) if place + 1 == free_list.end else place + 1
-    return pages
+    begin, end = int(free_list.begin), int(free_list.end)
+    last = int(free_list.head) + int(num_free)
+    return listed(pages, int(free_list.head), min(last, end)) + listed(pages, begin, begin + max(last - end, 0))
