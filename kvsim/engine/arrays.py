@@ -6,7 +6,7 @@ elements have the same fields. The functions of the engine read and write `recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from itertools import islice, repeat
 from operator import attrgetter
@@ -260,12 +260,12 @@ def listed_column(records: Records[Any], name: str) -> list[Any]:
     return [*map(attrgetter(name), cast("Any", records))]
 
 
-def copied(records: Records[Any], end: int) -> npt.NDArray[Any]:
-    """Return a copy of the first `end` records as an array."""
+def copied(records: Records[Any], end: int, names: Iterable[str] = ()) -> npt.NDArray[Any]:
+    """Return a copy of the first `end` records as an array. If `names` of fields are given, only these have values."""
     if isinstance(records, np.ndarray):
         return records[:end].copy()
     rows = _first(records, end)
     array = np.empty(end, dtype_of(type(rows[0])))
-    for name in array.dtype.names or ():
+    for name in names or array.dtype.names or ():
         array[name] = [*map(attrgetter(name), rows)]
     return array

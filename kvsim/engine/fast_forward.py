@@ -23,8 +23,9 @@ def pass_over(engine: Engine, first: int, budget: int) -> int:
     """
     state, may_skip_decodes = engine.state, engine.settings.may_skip_decodes
     last_step, index, end = state.num_scheduled - 1, first, min(state.num_running, first + budget)
+    quiet_until = engine.quiet_until
     while index < end:
-        until = engine.quiet_until[index]
+        until = quiet_until[index]
         if until <= last_step:
             if until > 0:
                 catch_up(engine, index, last_step)

@@ -125,6 +125,8 @@ def end_pass(engine: Engine) -> None:
     hold blocks. Those left are then in order of priority, if there are priorities.
     """
     state, half = engine.state, len(engine.skipped) // 2
+    if state.num_looked_at == 0 and state.num_skipped_again == 0:
+        return
     if engine.settings.skipped_keep_places:
         _put_back(engine)
     for index in range(state.num_looked_at, state.num_skipped):

@@ -100,7 +100,7 @@ class Totals:
             self._gaps.append(copied(engine.gaps, num_gaps))
         if num_steps := _num_steps(engine):
             records: Any = engine.steps
-            steps = records[:num_steps] if isinstance(records, np.ndarray) else copied(records, num_steps)
+            steps = records[:num_steps] if isinstance(records, np.ndarray) else copied(records, num_steps, _SUMMED)
             begin = min(-self._num_kept % STEPS_TOGETHER, num_steps)
             self._keep(steps[:begin])
             if self._num_kept == STEPS_TOGETHER:

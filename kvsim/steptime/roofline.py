@@ -195,17 +195,19 @@ class Roofline:
         streaming_s = smaller(self.weights_s, self.shared_weights_s + self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
         reading_s, attention_s = attention_times(self, shape)
-        floor_s = self.piecewise_floor_s * (captured * (num_prefill_tokens > 0)) + self.eager_floor_s * eager
         busy_s = (
             self.step_s
             + overlapped(streaming_s, arithmetic_s, self.exposed_share)
-            + size_s(self, size_place(num_tokens))
+            + size_s(self, num_tokens)
             + self.sequence_s * num_seqs
             + reading_s
             + self.piecewise_s * (captured * (num_prefill_tokens > 0))
             + attention_s
         )
-        gpu_s = larger(busy_s, floor_s)
+        gpu_s = busy_s
+        if self.piecewise_floor_s + self.eager_floor_s > 0:
+            floor_s = self.piecewise_floor_s * (captured * (num_prefill_tokens > 0)) + self.eager_floor_s * eager
+            gpu_s = larger(busy_s, floor_s)
         if self.encoder_token_s > 0:
             inputs_s, encoder_launch_s, encoder_s = encoder_times(self, shape)
             # The kernels of the text model follow those of the encoder, which wait for the host if it is slower.
@@ -278,19 +280,21 @@ def attention_times(times: Roofline, shape: StepShape) -> tuple[float, float]:
     return reading_s, arithmetic_s
 
 
-def size_s(times: Roofline, place: Any) -> Any:
-    """Return the additional GPU time for the size of a step, in seconds: `times.of_size_s` at index `place`.
+def size_s(times: Roofline, num_tokens: Any) -> Any:
+    """Return the additional GPU time for the size of a step, in seconds: `times.of_size_s` at `size_place(num_tokens)`.
 
-    `place` is a number or an array; see `size_place`. Between two indices, the time is interpolated.
+    `num_tokens` may be an array. Between two indices, the time is interpolated.
     """
-    if not isinstance(place, np.ndarray):
-        return size_s_of_one(times, place)
-    table, entry = np.asarray(times.of_size_s), place.astype(np.intp)
+    if not isinstance(num_tokens, np.ndarray):
+        return size_s_of_one(times, num_tokens)
+    table, place = np.asarray(times.of_size_s), np.asarray(size_place(num_tokens))
+    entry = place.astype(np.intp)
     return table[entry] + (place - entry) * (table[np.minimum(entry + 1, NUM_SIZES - 1)] - table[entry])
 
 
-def size_s_of_one(times: Roofline, place: float) -> float:
+def size_s_of_one(times: Roofline, num_tokens: int) -> float:
     """Return `size_s` of one step. Compiled code calls it."""
+    place = size_place(num_tokens)
     entry = int(place)
     here_s = times.of_size_s[entry]
     return here_s if place == entry else here_s + (place - entry) * (times.of_size_s[entry + 1] - here_s)
