@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -287,7 +287,7 @@ def size_s(times: Roofline, num_tokens: Any) -> Any:
     """
     if not isinstance(num_tokens, np.ndarray):
         return size_s_of_one(times, num_tokens)
-    table, place = np.asarray(times.of_size_s), np.asarray(size_place(num_tokens))
+    table, place = np.asarray(times.of_size_s), np.asarray(size_place(cast("Any", num_tokens)))
     entry = place.astype(np.intp)
     return table[entry] + (place - entry) * (table[np.minimum(entry + 1, NUM_SIZES - 1)] - table[entry])
 
