@@ -11,6 +11,7 @@ from kvsim.machines import (
     ADAPTERS_BY_CONSTANTS,
     DRAFTS_BY_CONSTANTS,
     IMAGES_BY_CONSTANTS,
+    N_GRAMS_BY_CONSTANTS,
     class_in,
     plain_words,
     untimed_in,
@@ -151,6 +152,7 @@ def times_rows(label: Any) -> list[Row]:
         ("error", "not known of such times" if kind is None else error_words(kind).removeprefix("error ")),
         ("encoder", _BY_CONSTANTS if _times_images(text) else ""),
         ("drafting", _BY_CONSTANTS if DRAFTS_BY_CONSTANTS in text else ""),
+        ("n-grams", "timed by constants that were read off two H200s" if N_GRAMS_BY_CONSTANTS in text else ""),
         ("adapters", _BY_CONSTANTS if ADAPTERS_BY_CONSTANTS in text else ""),
         ("not in the times", untimed_in(text)),
     ]

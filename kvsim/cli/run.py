@@ -133,12 +133,12 @@ def _check_effects(flags: Mapping[str, Any]) -> None:
 
 def _notes(scenario: Scenario, policy: str, runs: Sequence[Measured], flags: Mapping[str, Any]) -> list[str]:
     from kvsim.cli.answer import failure_notes
-    from kvsim.machines import DRAFTS_BY_CONSTANTS
+    from kvsim.machines import includes_drafting
 
     notes = list(scenario.notes) if policy in ("paged", "contiguous") else []
     notes += failure_notes([run.meta for run in runs])
     if policy == "paged" and flags["speculative_config"]:
-        if DRAFTS_BY_CONSTANTS not in str(runs[0].meta.engine["step_time"]):
+        if not includes_drafting(str(runs[0].meta.engine["step_time"])):
             notes.append("Drafting takes no time of its own here, so this is an upper bound of its gain.")
         if not flags["acceptance"]:
             notes.append("An acceptance of 0.7 is assumed (--acceptance).")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.fitting.load_answer import Answer, answer
 from kvsim.fitting.vllm_server import Server
-from kvsim.machines import DRAFTS_BY_CONSTANTS
+from kvsim.machines import includes_drafting
 
 if TYPE_CHECKING:
     from kvsim.fitting.outcome import Outcome
@@ -45,8 +45,8 @@ def drafts_words(found: Answer, plain: Answer) -> str:
     verdict = "change little for" if abs(gain) <= _SAME else "help" if gain > 0 else "do not help"
     drafting = found.server.drafting
     accepted = "as vLLM draws them" if drafting and drafting.synthetic_rates else found.server.acceptance
-    is_untimed = DRAFTS_BY_CONSTANTS not in drafted.label
-    bound = " The time of drafting itself is not counted, so this is an upper bound." if is_untimed else ""
+    is_timed = includes_drafting(drafted.label)
+    bound = "" if is_timed else " The time of drafting itself is not counted, so this is an upper bound."
     return (
         f"Drafts {verdict} this load: {drafted.output_tokens_per_s:,.0f} output tokens/s and a TPOT of "
         f"{_tpot(drafted)} (p50), without them {usual.output_tokens_per_s:,.0f} and {_tpot(usual)}; {cost} Accepted: "

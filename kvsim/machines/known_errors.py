@@ -40,7 +40,9 @@ _UNTIMED = "not in these times: "
 IMAGES_BY_CONSTANTS = "images by constants read off one H100"
 """Clause in the label of times that include an image encoder."""
 DRAFTS_BY_CONSTANTS = "drafting by constants read off one H100"
-"""Clause in the label of times that include drafting."""
+"""Clause in the label of times that include drafting by a model."""
+N_GRAMS_BY_CONSTANTS = "n-grams by constants read off two H200s"
+"""Clause in the label of times that include n-grams."""
 ADAPTERS_BY_CONSTANTS = "adapters by constants read off one H100"
 """Clause in the label of times that include the kernels of adapters."""
 BETTER_BY_TABLES = "kvsim[kernels] would add measured kernels"
@@ -287,6 +289,11 @@ def with_error(
     images = IMAGES_BY_CONSTANTS if model.vision is not None else ""
     clauses = (label, images, f"{_UNTIMED}{missing}" if missing else "", kind.words, error_words(kind))
     return "; ".join(filter(None, clauses))
+
+
+def includes_drafting(label: str) -> bool:
+    """Tell whether the step times with this label include drafting."""
+    return DRAFTS_BY_CONSTANTS in label or N_GRAMS_BY_CONSTANTS in label
 
 
 def served_otherwise(label: str, ways: Mapping[str, str], engine: str = "", constants: str = "") -> str:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kvsim.machines.known_errors import ADAPTERS_BY_CONSTANTS, DRAFTS_BY_CONSTANTS, served_otherwise
+from kvsim.machines.known_errors import (
+    ADAPTERS_BY_CONSTANTS,
+    DRAFTS_BY_CONSTANTS,
+    N_GRAMS_BY_CONSTANTS,
+    served_otherwise,
+)
 from kvsim.policies import Paged, Policy, Radix
 from kvsim.policies.drafter import drafter_of
 from kvsim.profiles.extrapolation import WatchedProfile
 from kvsim.steptime import Roofline, StepTimeModel
-from kvsim.steptime.features import MEASURED_METHODS, with_adapters, with_drafting
+from kvsim.steptime.features import MEASURED_METHODS, with_adapters, with_drafting, with_n_grams
+from kvsim.steptime.overheads import MAX_CAPTURED_TOKENS
 
 if TYPE_CHECKING:
     from kvsim.policies.settings import ContinuousSettings
@@ -46,7 +53,7 @@ def feature_times(machine: Machine, base: Policy, workload: Workload) -> Feature
         untimed["drafts"] = "drafting" if drafted is None else ""
         if drafted is not None:
             times = drafted
-            constants.append(DRAFTS_BY_CONSTANTS)
+            constants.append(N_GRAMS_BY_CONSTANTS if base.scheduler.drafting.looks_up else DRAFTS_BY_CONSTANTS)
     if workload.adapter.any():
         named = np.unique(workload.adapter[workload.adapter > 0])
         adapted = _with_adapters(times, machine, base, num_named=len(named))
@@ -86,7 +93,8 @@ def _with_adapters(times: StepTimeModel, machine: Machine, base: Policy, *, num_
 def _with_drafting(times: StepTimeModel, machine: Machine, settings: ContinuousSettings) -> Roofline | None:
     """Return `times` with drafting; None if the time of such drafting was not measured.
 
-    Measured are EAGLE heads and draft models that draft equally many tokens in every step, one in each pass.
+    Measured are n-grams, and EAGLE heads and draft models that draft equally many tokens in every step, one in each
+    pass.
     """
     config = settings.drafting
     assert config is not None
@@ -94,14 +102,27 @@ def _with_drafting(times: StepTimeModel, machine: Machine, settings: ContinuousS
         return None
     if config.method not in MEASURED_METHODS or config.is_parallel or config.by_batch:
         return None
+    times = _with_graphs_of_drafts(times, config.num_tokens)
     drafter, model = drafter_of(config, machine.model), machine.model
-    assert drafter is not None, "the measured methods have draft layers"
     bandwidth = machine.gpu.bandwidth_bytes_per_s
+    logits_read_s = model.vocab_size / bandwidth
+    if drafter is None:
+        return with_n_grams(times, num_drafts=config.num_tokens, logits_read_s=logits_read_s)
     return with_drafting(
         times,
         model_layers=model.num_layers,
         num_layers=len(drafter.layers),
         num_drafts=config.num_tokens,
         read_s=drafter.weight_bytes / bandwidth,
-        logits_read_s=model.vocab_size / bandwidth,
+        logits_read_s=logits_read_s,
     )
+
+
+def _with_graphs_of_drafts(times: Roofline, num_drafts: int) -> Roofline:
+    """Return `times` of a server that captures graphs for its largest decode step with drafts.
+
+    vLLM captures steps of up to twice as many tokens as the largest decode step has, at most `MAX_CAPTURED_TOKENS`
+    (`_set_cudagraph_sizes` in vLLM's `config/vllm.py`). `times` captures those without drafts.
+    """
+    captured = min(times.max_captured_tokens * (1 + num_drafts), MAX_CAPTURED_TOKENS)
+    return replace(times, max_captured_tokens=max(captured, times.max_captured_tokens))

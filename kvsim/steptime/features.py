@@ -1,10 +1,11 @@
 """Time that speculative decoding and adapters (LoRA) add to every step of vLLM.
 
-After the step that verifies the previous drafts, the drafter runs once for each new draft. Its layers are launched like
-those of a captured step with prompt tokens. The step also projects and compares every draft, not one token a sequence.
-With adapters, more kernels run beside the matrix products of each layer.
+After the step that verifies the previous drafts, a draft model runs once for each new draft. Its layers are launched
+like those of a captured step with prompt tokens. The step also projects and compares every draft, not one token a
+sequence. N-grams are found by the host. With adapters, more kernels run beside the matrix products of each layer.
 
-The constants were read off decodes of Llama-3-8B in vLLM 0.25.1 on one H100 (docs/drafts.md, docs/adapters.md).
+The constants were read off decodes of Llama-3-8B in vLLM 0.25.1 on one H100 (docs/drafts.md, docs/adapters.md), those
+of n-grams on two H200s.
 """
 
 from __future__ import annotations
@@ -15,12 +16,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvsim.steptime.roofline import Roofline
 
-MEASURED_METHODS = ("eagle", "eagle3", "draft_model")
+MEASURED_METHODS = ("eagle", "eagle3", "draft_model", "ngram")
 """Methods of drafting whose time was measured."""
 PASS_LAYERS = 1.36
 """Host time of a drafting pass apart from its layers, in multiples of the host time of one layer."""
 LOGIT_BYTES = 76
 """Number of bytes read and written per logit of a draft that is verified: to compute, convert and compare it."""
+N_GRAM_STEP = 1 / 3
+"""Host time of a step with n-grams, relative to the host time per step before the first kernel.
+
+The host starts the search, prepares the comparison of drafts with tokens, and launches the kernels that compare them.
+"""
+N_GRAM_TOKEN = 0.5
+"""Host time per verified token with n-grams, relative to the host time per sequence before the first kernel.
+
+The host searches the sequence, schedules its drafts, and handles several outputs of it. Timers around vLLM's calls show
+that scheduling and outputs take a third each, and the search a fifth. The length of the context hardly matters.
+"""
 ADAPTER_LAYER_S = 42e-6
 """Seconds per layer and step of the kernels of one adapter, of rank 16 or less."""
 MORE_ADAPTERS_LAYER_S = 10e-6
@@ -61,6 +73,22 @@ def with_drafting(
         step_s=times.step_s + num_drafts * max(launch_s, read_s),
         sequence_s=times.sequence_s + num_drafts * LOGIT_BYTES * logits_read_s,
         eager_launch_s=times.eager_launch_s + eager_s + (num_drafts - 1) * launch_s,
+    )
+
+
+def with_n_grams(times: Roofline, *, num_drafts: int, logits_read_s: float) -> Roofline:
+    """Return `times` with the search for n-grams, and with the host's work for several outputs of a sequence.
+
+    vLLM does both between the output of a step and the launch of the next one. Every sequence is taken to have
+    `num_drafts` drafts in every step. `logits_read_s` is that of `with_drafting`.
+    """
+    before_kernels = 1 - times.sampling_share
+    token_s = N_GRAM_TOKEN * before_kernels * times.host_sequence_s
+    return replace(
+        times,
+        turnaround_step_s=times.turnaround_step_s + N_GRAM_STEP * before_kernels * times.host_step_s,
+        turnaround_sequence_s=times.turnaround_sequence_s + (1 + num_drafts) * token_s,
+        sequence_s=times.sequence_s + num_drafts * LOGIT_BYTES * logits_read_s,
     )
 
 

@@ -110,7 +110,7 @@ def test_drafts_are_judged_beside_the_same_load_without(type_command: Run) -> No
 
 
 def test_the_gain_of_drafts_whose_time_was_not_measured_is_an_upper_bound(type_command: Run) -> None:
-    told = '{"method": "ngram", "num_speculative_tokens": 3}'
+    told = '{"method": "suffix", "num_speculative_tokens": 3}'
     load = "--model Llama-3.1-8B --gpu H100 --users 4 --num-requests 12 --prompt-tokens 100 --output-tokens 40"
     code, output, _ = type_command("fit", *load.split(), "--points", "0", "--speculative-config", told)
     assert code == 0

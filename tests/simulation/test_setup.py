@@ -18,7 +18,8 @@ from kvsim.workload import Workload, generate
 GPU, MODEL = find_gpu("H200"), find_model("Meta-Llama-3-8B")
 MACHINE = Machine(gpu=GPU, model=MODEL, kv_bytes=8 << 30, step_time=step_times(GPU, MODEL, "vllm"))
 PLAIN = generate(20, prompt=30, output=5)
-DRAFTS = Paged(scheduler=ContinuousSettings(speculative_config='{"method": "ngram", "num_speculative_tokens": 3}'))
+SUFFIXES = Paged(scheduler=ContinuousSettings(speculative_config='{"method": "suffix", "num_speculative_tokens": 3}'))
+N_GRAMS = Paged(scheduler=ContinuousSettings(speculative_config='{"method": "ngram", "num_speculative_tokens": 3}'))
 HEAD = Paged(
     scheduler=ContinuousSettings(
         speculative_config='{"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}', acceptance="0"
@@ -30,7 +31,8 @@ ADAPTERS = Paged(scheduler=ContinuousSettings(enable_lora=True, max_loras=2))
 @pytest.mark.parametrize(
     ("policy", "workload", "engine", "missing"),
     [
-        (DRAFTS, PLAIN, "vLLM with drafts", "drafting"),
+        (SUFFIXES, PLAIN, "vLLM with drafts", "drafting"),
+        (N_GRAMS, PLAIN, "vLLM with drafts", ""),
         (HEAD, PLAIN, "vLLM with drafts", ""),
         (ADAPTERS, PLAIN.with_adapters(4, 1.0, 0), "vLLM with adapters", ""),
         (Radix(), PLAIN, "SGLang", "the pace of SGLang's host"),

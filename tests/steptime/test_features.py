@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from kvsim.hardware import find_gpu
-from kvsim.machines import card_of, from_card
+from kvsim.machines import card_of, from_card, in_batches_of
 from kvsim.models import find_model
 from kvsim.policies import Paged
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation import Machine
 from kvsim.simulation.feature_times import feature_times
-from kvsim.steptime import StepShape
+from kvsim.steptime import Roofline, StepShape
 from kvsim.workload import Workload, generate
 
 PLAIN = generate(8, prompt=200, output=120)
@@ -26,7 +27,9 @@ def _machine(model: str, gpu_name: str = "H100", *, captured: bool = True) -> Ma
 
 
 def _drafting(method: str, num_drafts: int, **more: Any) -> Paged:
-    model = "" if method == "ngram" else f', "model": "{"Llama-3.2-1B" if method == "draft_model" else "a/head"}"'
+    model = (
+        "" if method.startswith("ngram") else f', "model": "{"Llama-3.2-1B" if method == "draft_model" else "a/head"}"'
+    )
     others = "".join(f', "{key}": {value}' for key, value in more.items())
     config = f'{{"method": "{method}"{model}, "num_speculative_tokens": {num_drafts}{others}}}'
     return Paged(scheduler=ContinuousSettings(speculative_config=config))
@@ -67,6 +70,45 @@ def test_steps_with_drafts_take_as_long_as_measured(
     policy = _drafting(method, num_drafts)
     step_ms = _step_ms(_machine(model, gpu), policy, PLAIN, num_seqs, num_drafts, prompt)
     assert step_ms == pytest.approx(measured_ms, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("model", "num_drafts", "num_seqs", "prompt", "measured_ms"),
+    [
+        ("Meta-Llama-3-8B", 1, 128, 200, 14.97),
+        ("Meta-Llama-3-8B", 3, 32, 200, 9.84),
+        ("Meta-Llama-3-8B", 3, 16, 4000, 9.44),
+        ("Meta-Llama-3-8B", 5, 1, 200, 6.86),
+        # Predicted before they were measured; the constants were not changed afterwards.
+        ("Llama-3.2-3B", 4, 1, 200, 4.76),
+        ("Llama-3.2-3B", 4, 24, 2000, 7.54),
+        ("Qwen2.5-14B", 2, 1, 200, 11.54),
+        ("Qwen2.5-14B", 2, 128, 200, 30.57),
+        ("Qwen2.5-7B", 3, 32, 200, 9.87),
+        ("Qwen2.5-7B", 3, 16, 4000, 9.15),
+        ("Qwen3-1.7B", 3, 128, 200, 11.48),
+        ("Qwen3-8B", 4, 8, 200, 8.49),
+        ("Qwen3-8B", 4, 64, 200, 14.92),
+    ],
+)
+def test_steps_with_n_grams_take_as_long_as_measured(
+    model: str, num_drafts: int, num_seqs: int, prompt: int, measured_ms: float
+) -> None:
+    times = feature_times(_machine(model, "H200"), _drafting("ngram", num_drafts), PLAIN).step_time
+    cost = times.step_time(StepShape(num_seqs, num_seqs * (1 + num_drafts), 0, num_seqs * (prompt + 62), 0))
+    assert 1e3 * (cost.prepare_s + cost.gpu_s + cost.turnaround_s) == pytest.approx(measured_ms, rel=0.14)
+
+
+def test_graphs_are_captured_for_the_largest_decode_step_with_drafts() -> None:
+    captured = {}
+    for method, max_num_seqs in (("eagle3", 40), ("ngram", 40), ("ngram", 256)):
+        machine = _machine("Meta-Llama-3-8B", "H200")
+        assert isinstance(machine.step_time, Roofline)
+        server = replace(machine, step_time=in_batches_of(max_num_seqs, machine.step_time))
+        times = feature_times(server, _drafting(method, 3), PLAIN).step_time
+        assert isinstance(times, Roofline)
+        captured[method, max_num_seqs] = times.max_captured_tokens
+    assert captured == {("eagle3", 40): 320, ("ngram", 40): 320, ("ngram", 256): 512}
 
 
 @pytest.mark.parametrize(("num_seqs", "measured_ms"), [(96, 33.06), (128, 32.68)])
@@ -120,7 +162,7 @@ def test_steps_with_adapters_take_as_long_as_measured(
 @pytest.mark.parametrize(
     ("policy", "captured"),
     [
-        (_drafting("ngram", 3), True),
+        (_drafting("ngram_gpu", 3), True),
         (_drafting("eagle3", 3, num_speculative_tokens_per_batch_size="[[1, 4, 3], [5, 1024, 1]]"), True),
         (_drafting("eagle3", 3), False),
     ],
