@@ -413,8 +413,8 @@ async def test_two_pools_name_their_requests_on_a_small_screen(guided: Callable[
             assert {name for name in holders if name.isalpha()} <= set(named)
 
 
-@pytest.mark.parametrize("number", ["1", "4"])
-@pytest.mark.parametrize("size", [(60, 16), (80, 24), (200, 60)])
+@pytest.mark.parametrize("number", ["1", "3", "4", "11", "13"])
+@pytest.mark.parametrize("size", [(60, 16), (60, 20), (80, 24), (200, 60)])
 async def test_captions_and_pools_share_every_size(
     guided: Callable[[str], Guided], number: str, size: tuple[int, int]
 ) -> None:
@@ -423,6 +423,8 @@ async def test_captions_and_pools_share_every_size(
         await pilot.pause()
         assert app.query_one(CaptionBox).size.height >= 2
         assert guided(number).captions[0].title in screen_text(app)
+        pictures = app.query(ScheduleChart if number == "4" else PoolView)
+        assert min(picture.content_size.height for picture in pictures) >= 1
 
 
 async def test_l_lists_the_lessons_and_plays_one(tiny: Recording) -> None:

@@ -34,6 +34,8 @@ _PANEL_UPDATE_S = 8 / 30
 
 Each tick updates only some of the panels.
 """
+_LEAST_HEIGHT_FOR_DRAWINGS = 22
+"""Smallest height of a terminal, in lines, on which a lesson has a drawing and a time line beside its pool."""
 
 
 class FramePanel(Protocol):
@@ -102,6 +104,9 @@ class PlaybackScreen(Transport):
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Return False until all widgets are mounted, as keys may arrive earlier. Then return Textual's answer."""
         return self._ready and super().check_action(action, parameters)
+
+    def on_resize(self) -> None:
+        self.set_class(self.size.height < _LEAST_HEIGHT_FOR_DRAWINGS, "-low")
 
     def show_headline(self) -> None:
         lesson = [] if self.guided is None else [self.guided.lesson.heading]
