@@ -81,7 +81,7 @@ class SectionedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         for option in self.get_params(ctx):
             record = option.get_help_record(ctx)
-            if record is not None:
+            if record is not None and record[1]:  # an argument without a text is in the usage line
                 sections.setdefault(getattr(option, "section", "Options"), []).append(record)
         for heading, records in sections.items():
             with formatter.section(heading):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -86,10 +87,10 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
         units = f"{pool.num_units:,} {kind}, {size_words(pool.num_bytes)}"
     return [
         ("source", meta.source),
-        ("engine", ", ".join(f"{key} {value}" for key, value in meta.engine.items())),
+        ("engine", _values(meta.engine)),
         ("GPU", meta.gpu),
         ("model", f"{meta.model.get('name', '?')}, {meta.model.get('kv_bytes_per_token', '?')} B of KV per token"),
-        ("policy", ", ".join(f"{key} {value}" for key, value in meta.policy.items())),
+        ("policy", _values(meta.policy)),
         ("pool", units),
         ("requests", f"{len(recording.requests):,}"),
         ("steps", f"{len(recording.steps):,}"),
@@ -98,6 +99,12 @@ def _provenance(recording: Recording) -> list[tuple[str, str]]:
         *([("command", meta.command)] if meta.command else []),
         *([("notes", meta.notes)] if meta.notes else []),
     ]
+
+
+def _values(settings: Mapping[str, Any]) -> str:
+    """Return the settings in words. Settings that are empty texts are left out."""
+    shown = {key: f"{value:.10g}" if isinstance(value, float) else value for key, value in settings.items()}
+    return ", ".join(f"{key} {value}" for key, value in shown.items() if value != "")
 
 
 def _check(name: str | None, *, as_json: bool) -> None:

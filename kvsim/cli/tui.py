@@ -338,6 +338,6 @@ def _without_serving(arguments: Sequence[str]) -> list[str]:
 def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)x(\d+)", text)
     columns, rows = map(int, match.groups()) if match else (0, 0)
-    if not (1 <= columns <= 1000 and 1 <= rows <= 1000):
-        raise UsageError(f"--size should be columns and rows such as 120x40, not {text!r}.")
+    if not (60 <= columns <= 1000 and 16 <= rows <= 1000):
+        raise UsageError(f"--size should be columns and rows such as 120x40, from 60x16 to 1000x1000, not {text!r}.")
     return columns, rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from errno import ENOENT
+from errno import EDQUOT, ENOENT, ENOSPC
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,7 +58,9 @@ def whole_file(path: str | os.PathLike[str], *, made_by: str = "", comment: Comm
 
 def unwritable(file: str | os.PathLike[str], reason: str) -> UsageError:
     """Return the error for a file that cannot be written. `reason` is the wording of the operating system."""
-    return UsageError(f"cannot write {os.fspath(file)}: {reason}; choose a folder that exists and may be written.")
+    full = (os.strerror(ENOSPC), os.strerror(EDQUOT))
+    remedy = "free some, or choose another disk" if reason in full else "choose a folder that exists and may be written"
+    return UsageError(f"cannot write {os.fspath(file)}: {reason}; {remedy}.")
 
 
 def check_folder(file: str | os.PathLike[str]) -> None:

@@ -126,6 +126,10 @@ def find_model(name: str, longest: int | None = None) -> Model:
         return read_config(file, longest)
     if _names_a_path(name) and Path(name).expanduser().is_dir():
         raise UsageError(f"the folder {name} has no config.json; --model takes a folder with one.")
+    if name.startswith((".", "/", "~")):  # no name of a model begins so
+        raise UsageError(
+            f"{name} does not exist; --model takes a folder with a config.json, or a name that kvsim size --list lists."
+        )
     raise UnknownNameError("model", name, matches or _nearest(name), listed_by="kvsim size --list")
 
 

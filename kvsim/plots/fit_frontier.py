@@ -43,7 +43,9 @@ def draw_fit(answer: Answer, **look: Unpack[Look]) -> Picture:
                     x, y, s=(3.4 * picture.line_pt) ** 2, facecolors=fill, edgecolors=picture.colors.muted, label=label
                 )
         edge = frontier(_on_these_gpus(answer)) or frontier([point for point, _ in points])
-        axis.plot(*zip(*edge, strict=True), color=frontier_color, label="frontier of settings and types on these GPUs")
+        if len(edge) > 1:
+            label = "frontier of settings and types on these GPUs"
+            axis.plot(*zip(*edge, strict=True), color=frontier_color, label=label)
         named = [("as it is", answer.outcome)]
         named += [(each.change.words, each.outcome) for each in answer.remedies[:1]]
         for (name, outcome), color in zip(named, (picture.colors.ink, chosen_color), strict=False):
@@ -63,8 +65,7 @@ def draw_fit(answer: Answer, **look: Unpack[Look]) -> Picture:
         picture.headline(answer.verdict, f"times: {answer.outcome.label}" if answer.outcome.label else "")
         picture.add_legend(axis.get_legend_handles_labels()[0])
     picture.alt_text = (
-        f"Output tokens per second against TPOT p99 of {len(points)} servers. {answer.verdict} "
-        f"The frontier runs from {_words(edge[0])} to {_words(edge[-1])}."
+        f"Output tokens per second against TPOT p99 of {len(points)} servers. {answer.verdict} {_about(edge)}"
     )
     return picture
 
@@ -87,6 +88,12 @@ def frontier(points: Sequence[Point]) -> list[Point]:
 def _point(outcome: Outcome) -> Point | None:
     time_s, tokens_per_s = outcome.tpot_s.p99, outcome.output_tokens_per_s
     return (1000 * time_s, tokens_per_s) if time_s == time_s and tokens_per_s == tokens_per_s else None
+
+
+def _about(edge: Sequence[Point]) -> str:
+    if len(edge) == 1:
+        return f"One server is better in both than all others on these GPUs: {_words(edge[0])}."
+    return f"The frontier runs from {_words(edge[0])} to {_words(edge[-1])}."
 
 
 def _words(point: Point) -> str:

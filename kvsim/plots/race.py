@@ -72,7 +72,7 @@ def race(recordings: Sequence[Recording], *, length_s: float, until_s: float | N
     width = _WIDTH - 2 * _MARGIN
     height = 64 + len(runs) * _ROW + 18 * len(source) + 12
     served = f"The same {len(runs[0].requests):,} requests, {len(runs)} ways to serve"
-    title = f"{served}: answers of {end_s:,.0f} s, played in {length_s:g} s"
+    title = f"{served}: the first {end_s:,.0f} s, played in {length_s:g} s"
     parts = [
         _text(_MARGIN, 24, title, bold=True),
         _bar(_MARGIN, 38, width, 3, "track"),

@@ -77,7 +77,7 @@ def _draw_time(axes: Axes, recording: Recording, turns: SessionTurns, shown: Int
     """
     requests, colors, parts = recording.requests, figure_colors(axes), _part_colors(figure_colors(axes))
     rows = np.flatnonzero(np.isin(turns.session, shown) & np.isfinite(requests.first_token_s))
-    height = np.searchsorted(shown, turns.session[rows]).astype(np.float64) + 1
+    height = np.searchsorted(shown, turns.session[rows]).astype(np.float64)
     end_s = np.where(np.isfinite(requests.finished_s[rows]), requests.finished_s[rows], recording.duration_s)
     first_s, arrival_s = requests.first_token_s[rows], requests.arrival_s[rows]
     later = turns.after[rows] >= 0
@@ -95,8 +95,10 @@ def _draw_time(axes: Axes, recording: Recording, turns: SessionTurns, shown: Int
     )
     every = "" if len(shown) == turns.session.max() + 1 else f", {len(shown)} of {int(turns.session.max()) + 1:,}"
     axes.set_title(f"sessions over time{every}", loc="left")
-    axes.set(xlabel="time (s)", ylabel="session", xlim=(0, recording.duration_s), ylim=(len(shown) + 0.7, 0.3))
+    axes.set(xlabel="time (s)", ylabel="session", xlim=(0, recording.duration_s), ylim=(len(shown) - 0.3, -0.7))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    # The numbers by which `kvsim info` and the turns of a run call the sessions.
+    axes.yaxis.set_major_formatter(lambda row, _: f"{shown[int(row)]:,}" if 0 <= row < len(shown) else "")
 
 
 def _lines(axes: Axes, begin_s: FloatArray, end_s: FloatArray, height: FloatArray, **look: Any) -> None:

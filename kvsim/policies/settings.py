@@ -126,7 +126,7 @@ class ContinuousSettings:
         "--async-scheduling/--no-async-scheduling",
         shown="on from vLLM 0.14 on",
     )
-    order: Order = setting(Order.FCFS, "Order of the queue.")
+    order: Order = setting(Order.FCFS, "Order of the queue.", "--order", "--scheduling-policy")
     enable_chunked_prefill: bool = setting(
         True,
         "Split long prompts over several steps.",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvsim.display.text import plural
 from kvsim.errors import UsageError, described, shortened
 from kvsim.setting_fields import check_instance, is_finite, is_whole
 from kvsim.workload.columns import MAX_TOKENS, Numbered, Ragged, float_column, frozen, int_column
@@ -376,7 +377,7 @@ class Workload:
                              "cuts no images; ask for shorter prompts or a larger max_model_len.")  # fmt: skip
         prompt = np.minimum(prompt, max_model_len - 1)
         output = np.minimum(self.output_tokens, max_model_len - prompt)
-        counts = f"{num_prompts:,} prompts, {num_cut - num_prompts:,} answers"
+        counts = f"{plural(num_prompts, 'prompt')}, {plural(num_cut - num_prompts, 'answer')}"
         ids, hashed_tokens = self.prompt_token_ids, np.maximum(prompt - self.hash_ahead_tokens, 0)
         return replace(
             self,

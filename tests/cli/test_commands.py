@@ -113,6 +113,9 @@ def test_run_json_agrees_with_the_recording_that_it_wrote(kvsim: Kvsim, tmp_path
         # The command adds up the steps as they come, and a reader adds up a recording: sums over time are rounded.
         assert ours[name] == (pytest.approx(value, rel=1e-9, abs=1e-9) if isinstance(value, float) else value), name
     assert document["num_finished"] == 12
+    told = " ".join(succeed(kvsim("info", "rec", folder=tmp_path)).split())
+    assert "store_gb_per_s 50.4, " in told, "50.400000000000006 is the number that a float stores"
+    assert "speculative_config" not in told, "it is empty"
     assert sum(document["waste"]["pool_percent"].values()) == pytest.approx(100)
 
 

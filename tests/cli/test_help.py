@@ -84,3 +84,11 @@ def test_man_takes_the_manual_page_without_a_warning(page: str) -> None:
     done = subprocess.run(["groff", "-man", "-Tutf8", "-ww"], input=page, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     assert "kvsim - Show where the memory of an LLM server goes" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["tui", "info", "run"])
+def test_every_line_of_the_flags_is_of_a_flag(command: str) -> None:
+    _, _, flags = CliRunner().invoke(cli, [command, "--help"]).output.partition("Options:\n")
+    named = [line.split()[0] for line in flags.splitlines() if line.startswith("  ") and line[2:3].strip()]
+    assert named
+    assert [name for name in named if not name.startswith("-")] == []

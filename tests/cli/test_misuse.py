@@ -109,6 +109,11 @@ class TestRecordings:
 @pytest.mark.parametrize(
     ("arguments", "code", "sentence"),
     [
+        (
+            ("size", "--model", "./my-model", "--gpu", "H200"),
+            2,
+            "./my-model does not exist; --model takes a folder with",
+        ),
         (("run", "--model", "lama-3-8b"), 2, "there is no model 'lama-3-8b'; did you mean meta-llama/"),
         (("run", "--gpu", "H20O"), 2, "there is no GPU 'H20O'; did you mean H20"),
         (
@@ -375,6 +380,11 @@ class TestRecordings:
             ("tui", "rec", "--screenshot", "x.svg", "--size", "0x20"),
             2,
             "--size should be columns and rows such as 120x40",
+        ),
+        (
+            ("tui", "rec", "--screenshot", "x.svg", "--size", "59x16"),
+            2,
+            "--size should be columns and rows such as 120x40, from 60x16 to 1000x1000, not '59x16'.",
         ),
         (
             ("tui", "rec", "--screenshot", "x.svg", "--size", "big"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from errno import EACCES, ENOSPC
 from typing import TYPE_CHECKING
 
 import pytest
@@ -146,3 +147,14 @@ def test_another_name_of_a_file_keeps_what_it_had(tmp_path: Path) -> None:
     with whole_file(tmp_path / "a") as new:
         new.write_text("new")
     assert [(tmp_path / name).read_text() for name in ("a", "backup")] == ["new", "old"]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [(ENOSPC, "free some, or choose another disk"), (EACCES, "choose a folder that exists and may be written")],
+)
+def test_what_helps_depends_on_what_is_wrong(tmp_path: Path, number: int, remedy: str) -> None:
+    file = tmp_path / "file"
+    with pytest.raises(UsageError) as error, whole_file(file):
+        raise OSError(number, os.strerror(number))
+    assert str(error.value) == f"cannot write {file}: {os.strerror(number)}; {remedy}."

@@ -482,7 +482,14 @@ def test_the_figure_says_the_verdict_and_names_the_frontier() -> None:
     found = answer(server(50), users(12), Goal(), INTERPRETED, most=12, find_largest=False)
     picture = draw_fit(found)
     assert found.verdict in picture.alt_text
-    assert "The frontier runs from" in picture.alt_text
+    assert "One server is better in both than all others on these GPUs: " in picture.alt_text
+    assert not [label for label in picture.axes[0].get_legend_handles_labels()[1] if "frontier" in label]
+    tried = next(each for each in found.tried if each.change.kind is not Kind.GPUS and not each.outcome.error)
+    late = replace(tried.outcome, tpot_s=replace(tried.outcome.tpot_s, p99=9.0), output_tokens_per_s=1e6)
+    two = draw_fit(replace(found, tried=[*found.tried, replace(tried, outcome=late)]))
+    assert "The frontier runs from" in two.alt_text
+    assert "1,000,000 tokens/s at 9,000.0 ms." in two.alt_text
+    assert "frontier of settings and types on these GPUs" in two.axes[0].get_legend_handles_labels()[1]
     big = Server(gpu=find_gpu("H100"), model=find_model("Llama-3.1-70B"), max_model_len=4096)
     refused = answer(big, users(2), Goal(), INTERPRETED, most=0)
     assert math.isinf(refused.goal.shortfall(refused.outcome))

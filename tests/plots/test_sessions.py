@@ -49,6 +49,9 @@ def test_each_eviction_that_hurt_is_marked(talks: Recording) -> None:
     known = np.isfinite(turns.evicted_s)
     assert known.any()
     assert sorted(np.asarray(marks.get_xdata())) == pytest.approx(sorted(turns.evicted_s[known]))
+    # Rows have the numbers of `kvsim info`.
+    drawn = sorted(zip(np.asarray(marks.get_xdata()), np.asarray(marks.get_ydata()), strict=True))
+    assert drawn == sorted(zip(turns.evicted_s[known], turns.session[known], strict=True))
     hurt = int((turns.lost_tokens > 0).sum())
     assert f"of the histories is computed again, in {hurt} turns" in words_on(sessions(talks))
 
@@ -58,6 +61,8 @@ def test_with_room_every_history_is_found(make_machine: Callable[[int], Machine]
     picture = sessions(talks)
     assert "Every turn finds its whole history in the prefix cache" in words_on(picture)
     assert picture.axes[0].get_title(loc="left") == "sessions over time, 40 of 50"
+    number_of = picture.axes[0].yaxis.get_major_formatter()
+    assert [number_of(row, None) for row in (-1, 0, 39, 40)] == ["", "0", "49", ""]
     assert "0 were computed again" in picture.alt_text
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvsim.display.text import plural
 from kvsim.errors import UsageError
 from kvsim.workload import Fixed, LogNormal, Poisson, Varying, Workload, generate
 from kvsim.workload.columns import Ragged
@@ -91,7 +92,8 @@ def test_what_is_cut_fits_and_is_counted_and_the_rest_stays(seed: int, longest: 
     assert (after.prompt_tokens[fits] == before.prompt_tokens[fits]).all()
     assert (after.output_tokens[fits] == before.output_tokens[fits]).all()
     prompts = int((before.prompt_tokens >= longest).sum())
-    said = f"; cut at {longest:,} tokens: {prompts:,} prompts, {int((~fits).sum()) - prompts:,} answers"
+    answers = int((~fits).sum()) - prompts
+    said = f"; cut at {longest:,} tokens: {plural(prompts, 'prompt')}, {plural(answers, 'answer')}"
     assert after.description == before.description + ("" if fits.all() else said)
 
 
