@@ -71,7 +71,12 @@ def check_schedule(recording: Recording, file: Path) -> None:
     require(within(schedule.step, len(recording.steps)), file, "step is not a row of steps.parquet")
     last = schedule.step.astype(np.int64) + schedule.repeats - 1
     require((schedule.repeats > 0) & (last < len(recording.steps)), file, "repeat runs past the last step")
-    require(schedule.computed_before >= 0, file, "computed_before should not be negative")
+    # If more padding drafts are rejected than tokens are computed, vLLM counts less than no token as computed.
+    least = -_most_cut(recording)
+    require(
+        schedule.computed_before >= least, file,
+        f"computed_before should not be below {least}" if least else "computed_before should not be negative",
+    )  # fmt: skip
     require(schedule.tokens > 0, file, "tokens should be positive")
     require(rises(schedule.step), file, "step should not decrease")
 
@@ -165,7 +170,10 @@ def _check_rows_of_requests(recording: Recording, file: Path) -> None:
     expected = after[:-1] if schedule.known is None else _expected_with_drafts(recording, rows, after)
     # After the first step of a recording that begins in the middle, drafts of steps before it may be rejected.
     is_joined = recording.has_drafts & recording.meta.begins_in_the_middle & (schedule.step[rows[:-1]] == 0)
-    no_gap = ~goes_on | was_preempted | is_joined | (before == expected)
+    follows = before == expected
+    if _most_cut(recording):
+        follows |= before == expected - _cut_drafts(recording, rows, np.append(True, ~goes_on | was_preempted))
+    no_gap = ~goes_on | was_preempted | is_joined | follows
     require(no_gap, file, "computed_before should be what the request has computed in earlier rows", rows[1:])
 
 
@@ -184,6 +192,31 @@ def _expected_with_drafts(recording: Recording, rows: IntArray, after: IntArray)
     least_computed = np.where(in_flight, schedule.computed_before[rows[:-1]] + 1, after[:-1])
     in_decode = known[1:] - 1 + np.where(in_flight, schedule.tokens[rows[:-1]], 0)
     return np.where(least_computed < known[:-1], after[:-1], in_decode)
+
+
+def _most_cut(recording: Recording) -> int:
+    """Return the largest number of padding drafts that `long_prefill_token_threshold` cuts off an admission."""
+    threshold = recording.meta.policy.get("long_prefill_token_threshold") or 0
+    return max(recording.meta.num_drafts + 1 - threshold, 0) if recording.has_drafts and threshold else 0
+
+
+def _cut_drafts(recording: Recording, rows: IntArray, is_admission: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """Return by how many tokens a row may begin earlier than `_expected_with_drafts`: one number for each of `rows` but
+    the first.
+
+    A request with one token to compute is admitted with padding drafts. vLLM rejects all of them with the output of
+    this step, also those that `long_prefill_token_threshold` has cut off, which were never counted as computed.
+    `is_admission` tells which rows follow an admission.
+    """
+    schedule, steps = recording.schedule, recording.steps
+    assert schedule.known is not None
+    tokens, step = schedule.tokens[rows].astype(np.int64), schedule.step[rows]
+    is_padded = is_admission & (schedule.computed_before[rows] == schedule.known[rows] - 1)
+    cut = np.where(is_padded, np.maximum(recording.meta.num_drafts + 1 - tokens, 0), 0)
+    in_flight = steps.output_seq[step[:-1]] > steps.schedule_seq[step[1:]]
+    # While the row before is in flight, the last output is that of the row before it, unless an admission lies between.
+    cut_before = np.where(is_admission[:-1], 0, np.append(0, cut[:-2]))
+    return np.where(in_flight, cut_before, cut[:-1])
 
 
 def _check_known(recording: Recording, known: IntArray, file: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,14 @@ from hypothesis import strategies as st
 from kvsim.cli.answer import failure_notes
 from kvsim.engine.driver import Driver
 from kvsim.engine.state import FINISHED, PREEMPTED
-from kvsim.errors import UsageError, WorkloadError
+from kvsim.errors import RecordingError, UsageError, WorkloadError
 from kvsim.metrics import waste
 from kvsim.policies import Paged
 from kvsim.policies.acceptance import rates_of
 from kvsim.policies.draft_counts import DraftCounts, draft_counts_of
 from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import RequestStatus
+from kvsim.recording.check import check, check_events
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import LogNormal, Poisson, Workload, generate
 
@@ -276,6 +278,26 @@ def test_each_request_gets_its_tokens_and_slots_add_up(
     slots = waste(recording).slots
     assert (slots >= 0).all()
     assert (slots.sum(axis=1) == recording.meta.pool.capacity_slots).all()
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("threshold", [1, 2, 3])
+def test_a_recording_of_padding_drafts_that_were_cut_off_is_accepted(
+    threshold: int, ahead: bool, make_machine: MakeMachine
+) -> None:
+    """All three are rejected, also those that the threshold cut off, so that a row begins earlier than it would."""
+    policy = speculative(3, 0.0, vllm="0.25.1", async_scheduling=ahead, long_prefill_token_threshold=threshold)
+    recording = simulate(busy(), policy, make_machine(120), check=True)
+    schedule = recording.schedule
+    assert schedule.known is not None
+    rows = np.flatnonzero(schedule.computed_before == schedule.known - 1 - (4 - threshold))
+    assert len(rows)
+    check(recording, Path())
+    check_events(recording, Path())
+    before = schedule.computed_before.copy()
+    before[rows[-1]] -= 1
+    with pytest.raises(RecordingError, match="computed_before should"):
+        check(replace(recording, schedule=replace(schedule, computed_before=before)), Path())
 
 
 @pytest.mark.parametrize(("release", "threshold", "ends"), [("0.33.0", 3, 3), ("0.33.0", 4, 0), ("0.25.1", 3, 0)])
