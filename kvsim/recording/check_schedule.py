@@ -205,7 +205,7 @@ def _cut_drafts(recording: Recording, rows: IntArray, is_admission: npt.NDArray[
     the first.
 
     A request with one token to compute is admitted with padding drafts. vLLM rejects all of them with the output of
-    this step, also those that `long_prefill_token_threshold` has cut off, which were never counted as computed.
+    this step, including those that `long_prefill_token_threshold` has cut off, so that they were never computed.
     `is_admission` tells which rows follow an admission.
     """
     schedule, steps = recording.schedule, recording.steps
