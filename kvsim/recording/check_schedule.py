@@ -204,8 +204,8 @@ def _cut_drafts(recording: Recording, rows: IntArray, is_admission: npt.NDArray[
     """Return by how many tokens a row may begin earlier than `_expected_with_drafts`: one number for each of `rows` but
     the first.
 
-    A request with one token to compute is admitted with padding drafts. vLLM rejects all of them with the output of
-    this step, including those that `long_prefill_token_threshold` has cut off, so that they were never computed.
+    A request with one token to compute is admitted with padding drafts. vLLM rejects all these drafts with the output
+    of this step, including drafts that `long_prefill_token_threshold` has cut off, so that they were never computed.
     `is_admission` tells which rows follow an admission.
     """
     schedule, steps = recording.schedule, recording.steps
