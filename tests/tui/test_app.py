@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -186,6 +187,17 @@ async def test_a_narrow_screen_says_that_the_bar_is_of_the_whole_pool(
         session = app.playback.session
         assert session.followed is not None
         assert f"memory of all requests · {session.request_name(session.followed)}: " in screen_text(app)
+
+
+async def test_a_narrow_screen_describes_a_block_once(make_app: Callable[..., KvsimApp], paged: Recording) -> None:
+    for size, holds_most in ((80, 24), True), ((120, 24), False):
+        app = make_app(paged, at_s=10.0)
+        async with app.run_test(size=size) as pilot:
+            await pilot.press("tab", "right")
+            await pilot.pause()
+            text = screen_text(app)
+            assert len(re.findall(r"block \d+: \d+ tokens", text)) == 1
+            assert ("holds most" in text) == holds_most
 
 
 async def test_a_click_selects_and_a_double_click_follows(make_app: Callable[..., KvsimApp], paged: Recording) -> None:

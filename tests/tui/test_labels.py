@@ -92,6 +92,8 @@ def test_sequences_packed_into_one_row_have_a_name_each() -> None:
         ["D", "22", "E", "19", "H", "15"],
         ["A", "18", "G", "16", "F", "13", "B", "6"],
     ]
+    narrow = drawn(packed, COLOR, 0, (39, 16), stride=packed.rows.row_tokens)
+    assert re.search(r" B 6\W", narrow), "a length needs no blank behind it"
 
 
 def test_every_block_bears_its_holder_beside_what_it_is_filled_to() -> None:

@@ -48,7 +48,7 @@ PRESSURE = (
     Question("How much do the others hold?", "", r"64 more +11,144", (SMALL,)),
     Question("What does one cell stand for?", "v", r"1 cell = (1|3) blocks?"),
     Question("What does the colour mean?", "", r"colour: r149 and state"),
-    Question("And which colour is what?", "", r"r149, which holds most.*tokens of others.*partly written"),
+    Question("And which colour is what?", "", r"r149, which holds most.*tokens of others.*partly reserved"),
     Question("How full is the pool?", "", r"held +100\.0%"),
     Question("Where is the memory?", "", r"tokens +97\.9% written and needed"),
     Question("How many run?", "", r"running +81"),

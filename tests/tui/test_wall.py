@@ -249,6 +249,12 @@ def test_prefill_and_decode_servers_name_each_other(apart: list[Recording]) -> N
     fleet.player.go_to_time(kept_s)
     lines = beside_pool(fleet, prefill, prefill.at(kept_s), 60)
     assert re.match(r"\d+ requests? kept for decode-[01]", lines[0])
+    for room in range(28, 60):
+        text = beside_pool(fleet, prefill, prefill.at(kept_s), room)[0]
+        assert len(text) <= room
+        assert re.fullmatch(
+            r"\d+ requests? kept for (decode-[01](, (\d+ for decode-[01]|1 server more))?|[12] servers?)", text
+        )
 
 
 def test_a_full_bar_is_the_longest_queue_at_every_width(recordings: list[Recording]) -> None:

@@ -114,13 +114,14 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
     """
     steps, pool, queue = server.steps, server.meta.pool, server.queue(time_s)
     free = int(steps.free_units[step])
-    which = "free or cached" if server.meta.prefix_caching else "free"
+    which, short = ("free or cached", "left") if server.meta.prefix_caching else ("free", "free")
     preempted = _num_preempted(server, step)
     if preempted:
         blocks = f"{free:,} {'block' if pool.unit_tokens > 1 else 'slot'}s {which}"
         verb = "waits" if preempted == 1 else "wait"
         first = f"{plural(preempted, 'preempted request')} {verb} first"
-        return f"{first}, {blocks}", f"{first}, {free:,} free", f"{preempted:,} preempted {verb} first, {free:,} free"
+        few = f"{free:,} {short}"
+        return f"{first}, {blocks}", f"{first}, {few}", f"{preempted:,} preempted {verb} first, {few}"
     if not len(queue) or len(pool.groups) > 1 or pool.unit_tokens == 1:
         return ()
     name = str(server.ids[queue[0]])
@@ -130,7 +131,7 @@ def _short_of_memory(fleet: FleetServers, server: FleetServer, step: int, time_s
     need = -(-int(server.requests.prompt_tokens[queue[0]]) // pool.unit_tokens)
     if need <= free:
         return ()
-    return tuple(needs(name, need, "block", f"{free:,} {each}")[0] for each in (which, "free"))
+    return tuple(needs(name, need, "block", f"{free:,} {each}")[0] for each in (which, short))
 
 
 def _num_preempted(server: FleetServer, step: int) -> int:
@@ -157,12 +158,13 @@ def _transfers(fleet: FleetServers, server: FleetServer, time_s: float, room: in
         return ""
     counts = [(num, _name_of(fleet, server, number)) for number, num in of_each.items()]
     (first, name), others = counts[0], [f"{num:,} {verbs[1]} {name}" for num, name in counts[1:]]
-    begins = [f"{number} {verbs[0]} {name}" for number in (plural(first, "request"), f"{first:,}")]
+    begin = f"{plural(first, 'request')} {verbs[0]} {name}"
+    texts = []
     for end in range(len(others), -1, -1):
-        more = [f"{len(others) - end:,} servers more"] * (end < len(others))
-        if text := that_fits(tuple(", ".join((begin, *others[:end], *more)) for begin in begins), room):
-            return text
-    return ""
+        more = [f"{plural(len(others) - end, 'server')} more"] * (end < len(others))
+        texts.append(", ".join((begin, *others[:end], *more)))
+    texts.append(f"{plural(sum(of_each.values()), 'request')} {verbs[0]} {plural(len(counts), 'server')}")
+    return that_fits(tuple(texts), room)
 
 
 def _name_of(fleet: FleetServers, server: FleetServer, number: int) -> str:

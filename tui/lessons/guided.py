@@ -56,7 +56,7 @@ _TITLES: Final = {
     Drawing.HITS: "Prompt tokens found in the cache, by the memory that there is",
     Drawing.REMEDIES: "Time until the last answer, with each remedy",
     Drawing.DRAFTS: "Three runs: steps until the pool runs out, and time until the last answer",
-    Drawing.IMAGE: "One image in its blocks and in the encoder cache, on one scale",
+    Drawing.IMAGE: "Another server: one image in its blocks and in the encoder cache, on one scale",
     Drawing.TREE: "The radix tree, node by node",
     Drawing.FLEETS: "Two servers behind each router",
 }

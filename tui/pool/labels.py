@@ -252,7 +252,8 @@ def name_extents(
     for line, held, others in zip(lines[:, tiling.margin :], *rows, strict=True):
         begins = np.flatnonzero(np.diff(held, prepend=NO_OWNER) | np.diff(others, prepend=0)).tolist()
         for begin, end in zip(begins, [*begins[1:], len(held)], strict=False):
-            owner, room = int(held[begin]), int(edges[end] - edges[begin]) - 2
+            owner, width = int(held[begin]), int(edges[end] - edges[begin])
+            room = width - 2
             # An owner without a prompt is the padding at the end of a row, not a request.
             if owner == NO_OWNER or not replay.recording.requests.prompt_tokens[owner]:
                 continue
@@ -261,6 +262,7 @@ def name_extents(
             name = _name(replay, owner) + (f"+{others[begin]}" if others[begin] > 0 else "")
             if "row_tokens" in replay.recording.meta.policy:  # the length of a sequence follows its name
                 length = f" {replay.recording.requests.prompt_tokens[owner]}"
+                room += 1  # no blank is needed behind it
                 name += length if len(name + length) <= room else ""
             if len(name) > room:  # a shortened name could be mistaken for another request's name
                 continue
@@ -269,7 +271,7 @@ def name_extents(
                 _write(name, line[edges[begin] + 1 : edges[end]])
             else:
                 mark = ">" if owner == marked else " "
-                _write_over_equal_characters(f"{mark}{name} ", line[edges[begin] : edges[end]])
+                _write_over_equal_characters(f"{mark}{name} "[:width], line[edges[begin] : edges[end]])
 
 
 def _write(text: str, place: KeyArray, *, weak: bool = True) -> None:

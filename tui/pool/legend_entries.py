@@ -53,7 +53,7 @@ _SHORTER: Final = (
     ("tokens of others", "others"),
     ("its shared blocks", "its shared"),
     ("next to be allocated", "allocated next"),
-    ("partly written", "partly"),
+    ("partly reserved", "partly"),
     ("allocated next", "next"),
 )
 """Words of entries, each with a shorter form. Narrow legends shorten as many as they must, from the first on."""
@@ -197,7 +197,7 @@ def legend(
             sharing_too = [((SHARED,), _shared_words(session)), *kept] if caches else []
             owners = _owner_hue_entries(sessions, lit)
             if not all(tells_owners(each.recording) for each in sessions):
-                marks: list[LegendEntry] = [((PARTLY,), "partly written"), reserved, *_waste_entries(sessions)]
+                marks: list[LegendEntry] = [((PARTLY,), "partly reserved"), reserved, *_waste_entries(sessions)]
                 after: list[LegendEntry] = [*kept, ((NEXT,), "next to be allocated"), free]
                 return [*owners, *_token_entries(marked), *sharing_too[:1], *marks, *after]
             return [*owners, *_waste_entries(sessions), reserved, *sharing_too, free]

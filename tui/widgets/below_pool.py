@@ -166,7 +166,8 @@ class BelowPool(Widget):
         labels = ["", "", ""] if self.screen.has_class("-narrow") else ["owners     ", "           ", "free queue "]
         room = self.size.width - len(labels[0])
         one, every = scatter_lines(session, found, session.marked, room, self._symbols.dot)
-        if session.selected is not None and not roomy:  # there is no inspector
+        is_in_title = self.screen.has_class("-narrow")  # of the bar
+        if session.selected is not None and not roomy and not is_in_title:  # there is no inspector
             one = unit_summary(session, session.selected)
         texts = [one, every, free_line(session, room)]
         shown = range(3) if roomy else (0, 2) if self.screen.size.height >= _LEAST_HEIGHT_FOR_OWNERS else (0,)

@@ -138,7 +138,7 @@ class TimelineChart(Scrubber):
             found.append((symbols.held, "held", f"{session.request_name(session.followed)} holds memory"))
         kinds = sorted(set(shown.kind.tolist()))
         if kinds:
-            words = ", ".join(EVENT_NAMES[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
+            words = " or ".join(EVENT_NAMES[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
             found.append((square, "tick", words))
         scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
         if scales:
