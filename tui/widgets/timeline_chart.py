@@ -138,8 +138,8 @@ class TimelineChart(Scrubber):
             found.append((symbols.held, "held", f"{session.request_name(session.followed)} holds memory"))
         kinds = sorted(set(shown.kind.tolist()))
         if kinds:
-            words = " or ".join(EVENT_NAMES[EventKind(kind)] for kind in kinds) if len(kinds) <= _MOST_KINDS else "events"
-            found.append((square, "tick", words))
+            names = [EVENT_NAMES[EventKind(kind)] for kind in kinds]
+            found.append((square, "tick", " or ".join(names) if len(names) <= _MOST_KINDS else "events"))
         scales = [f"{values.max():,} {name}" for name, values in self._scales() if len(values)]
         if scales:
             found.append((square, "bar", f"full bar: {', '.join(scales)}"))
