@@ -28,13 +28,17 @@ def test_every_promise_names_tests_that_there_are() -> None:
 def test_nothing_in_a_file_is_run() -> None:
     """The one exception is a policy of a user's own, which is a module that the user names."""
     unpickling = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve"}
+    running = {"eval", "exec"}
     for file in (file for package in (kvsim, kvsim_tui) for file in Path(str(package.__file__)).parent.rglob("*.py")):
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        text = file.read_text(encoding="utf-8")
+        if not any(word in text for word in (*unpickling, *running)):
+            continue
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
                 assert not unpickling & {name.partition(".")[0] for name in names}, file
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id not in {"eval", "exec"}, file
+                assert node.func.id not in running, file
 
 
 def test_no_table_of_a_recording_has_room_for_what_was_said() -> None:

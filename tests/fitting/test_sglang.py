@@ -20,6 +20,8 @@ from kvsim.metrics.run_verdict import Limit
 from kvsim.models import find_quantization
 from kvsim.workload import AllAtOnce, Fixed, generate
 
+from ..thinned import one_of
+
 INTERPRETED = Search(engine="interpreted")
 SMALL = {"context_length": 512, "max_running_requests": 256, "chunked_prefill_size": 2048}
 
@@ -100,13 +102,16 @@ def parsed(line: str, gpu: str) -> SGLangServer:
 
 @pytest.mark.parametrize(
     "asked",
-    [
-        server(),
-        server("4xH100/Llama-3.1-70B-Instruct", kv_cache_dtype="fp8", page_size=16, disable_radix_cache=True),
-        server("B200/Qwen3-8B", mem_fraction_static=0.7, schedule_policy="lpm", enable_mixed_chunk=True),
-        server("H200/gpt-oss-20b", enable_priority_scheduling=True, disable_overlap_schedule=True, captured=False),
-        server("8xH200/DeepSeek-V3.2", chunked_prefill_size=-1, max_prefill_tokens=4096, prefill_max_requests=3),
-    ],
+    one_of(
+        2,
+        [
+            server(),
+            server("4xH100/Llama-3.1-70B-Instruct", kv_cache_dtype="fp8", page_size=16, disable_radix_cache=True),
+            server("B200/Qwen3-8B", mem_fraction_static=0.7, schedule_policy="lpm", enable_mixed_chunk=True),
+            server("H200/gpt-oss-20b", enable_priority_scheduling=True, disable_overlap_schedule=True, captured=False),
+            server("8xH200/DeepSeek-V3.2", chunked_prefill_size=-1, max_prefill_tokens=4096, prefill_max_requests=3),
+        ],
+    ),
     ids=repr,
 )
 def test_every_line_that_is_printed_is_taken_back_as_the_same_server(asked: SGLangServer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,6 @@ from kvsim.policies.settings import ContinuousSettings, PagedSettings
 from kvsim.recording import Recording, RequestStatus, find, read, shipped_names, write
 from kvsim.simulation import Machine, simulate
 from kvsim.workload import Ragged, Workload
-
-from ..thinned import one_of
 
 MakeMachine = Callable[[int], Machine]
 POLICY = Paged(scheduler=ContinuousSettings(max_model_len=64), cache=PagedSettings(block_size=4))
@@ -102,8 +101,14 @@ def shipped(name: str) -> Recording:
     return read(find(name))
 
 
-@pytest.mark.parametrize("policy", [Paged(), Contiguous(), Static()], ids=lambda policy: policy.name)
-@pytest.mark.parametrize("name", one_of(3, shipped_names()))
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        pytest.param(*case, marks=[pytest.mark.slow] * (number % 10 != 0))
+        for number, case in enumerate(product(shipped_names(), (Paged(), Contiguous(), Static())))
+    ],
+    ids=lambda each: getattr(each, "name", each),
+)
 def test_shipped_requests_can_be_served_by_every_policy(
     name: str, policy: Paged | Contiguous | Static, make_machine: MakeMachine
 ) -> None:

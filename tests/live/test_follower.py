@@ -88,7 +88,7 @@ def assert_goes_on_like(there: Replay, joined: Recording, first: int) -> None:
             assert here.block_table(int(row))[1].tolist() == table.tolist()
 
 
-@pytest.mark.parametrize("file", LOGS, ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", one_of(2, LOGS), ids=lambda file: file.stem)
 def test_a_log_that_begins_in_the_middle_goes_on_like_the_whole(file: Path) -> None:
     lines = lines_of(file)
     meta, whole = eventlog.replay(lines, "log")
@@ -145,7 +145,7 @@ def facts_of(requests: Requests) -> dict[str, list[object]]:
     return dict(zip(requests.id.tolist(), map(list, facts), strict=True))
 
 
-@pytest.mark.parametrize("tail_steps", [1, 4, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("tail_steps", one_of(3, [1, 4, 10], first=1))
 @pytest.mark.parametrize("file", one_of(2, LOGS), ids=lambda file: file.stem)
 def test_the_last_steps_are_as_they_are_in_all_that_is_kept(file: Path, tail_steps: int) -> None:
     """Every slot of every frame, whose each block is, what is cached, and what is known of each request."""

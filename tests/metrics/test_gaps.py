@@ -227,8 +227,14 @@ SERVERS = {
 }
 
 
-@pytest.mark.parametrize("server", SERVERS)
-@pytest.mark.parametrize("rate", ["0.5", "8"])
+@pytest.mark.parametrize(
+    ("server", "rate"),
+    [
+        pytest.param(server, rate, marks=[pytest.mark.slow] * (row % 2 != column))
+        for row, server in enumerate(SERVERS)
+        for column, rate in enumerate(("0.5", "8"))
+    ],
+)
 def test_servers_that_hold_blocks_without_a_step(server: str, rate: str, tmp_path: Path) -> None:
     """Blocks that a transfer still needs are held in the gap. The command and its recording have the same figures."""
     arguments = ("run", "--num-requests", "12", "--arrivals", "poisson", "--rate", rate, "--prompt-tokens", "200:0.5",

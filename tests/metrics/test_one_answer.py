@@ -43,7 +43,13 @@ LOADS = {"sparse": 10.0, "dense": 0.02}
 """Seconds from one request to the next; each takes about 50 ms."""
 
 
-@pytest.fixture(params=[(server, load) for server in SERVERS for load in LOADS], ids="-".join)
+@pytest.fixture(
+    params=[
+        pytest.param((server, load), id=f"{server}-{load}", marks=[pytest.mark.slow] * (row % 2 != column))
+        for row, server in enumerate(SERVERS)
+        for column, load in enumerate(LOADS)
+    ]
+)
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> list[tuple[dict[str, Any], Path]]:
     """Figures that `kvsim run` prints of each server, and the folder of the server's recording."""
     server, load = request.param

@@ -15,8 +15,9 @@ from kvsim.cli import cli
 from kvsim.errors import StalledError
 
 from ..simulation.drawn_settings import drawn_settings
+from ..thinned import one_of
 
-FEW, MANY = 15, 600
+FEW, MANY = 8, 600
 """Draws with every change, and with all that is slow."""
 _ONLY_ONE_SAYS = (
     "name",
@@ -110,7 +111,7 @@ def recorded(folder: Path) -> dict[str, Any]:
     return document
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", one_of(2, FEATURES))
 def test_a_comparison(feature: str, tmp_path: Path) -> None:
     compared = typed("compare", *REQUESTS, *FEATURES[feature], "--json", "-o", tmp_path / "runs")
     assert compared.exit_code == 0, compared.exception
@@ -135,7 +136,7 @@ def test_a_report(tmp_path: Path) -> None:
     assert f"| output tokens per second | {' | '.join(speeds)} |" in table
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", one_of(2, FEATURES, first=1))
 def test_the_points_of_a_sweep(feature: str, tmp_path: Path) -> None:
     flags = (*REQUESTS, *FEATURES[feature])
     swept = typed("sweep", *flags, "--vary", "seed=0,1", "--jobs", 1, "--json", "-o", tmp_path / "sweep.parquet")

@@ -415,7 +415,7 @@ def test_words_of_the_ladder_do_not_run_into_each_other(by_hand: Recording, purp
     assert max(bars) > 0.3 * picture.bbox.width, "bars are seen"
 
 
-@pytest.mark.parametrize("purpose", one_of(2, ["paper", "paper-wide", "web", "slide"]))
+@pytest.mark.parametrize("purpose", one_of(4, ["paper", "paper-wide", "web", "slide"]))
 @pytest.mark.parametrize("name", [*OF_SEVERAL, *OF_ONE])
 def test_all_words_lie_inside_the_figure_and_apart(
     paged: Recording, static: Recording, name: str, purpose: str

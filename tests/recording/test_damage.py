@@ -117,13 +117,28 @@ def damage_rows(file: Path, column: str, kind: str, where: float, value: Any) ->
     pq.write_table(data.take(pa.array(order, pa.int64())), file)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(which=st.integers(0, len(POLICIES)), happened=st.lists(damages(), min_size=1, max_size=2))
+DAMAGED = {"which": st.integers(0, len(POLICIES)), "happened": st.lists(damages(), min_size=1, max_size=2)}
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(**DAMAGED)
 def test_whatever_happens_it_is_read_or_refused_in_a_sentence(
     folders: list[Path], which: int, happened: list[Callable[[Path], None]], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("damaged") / "rec"
-    shutil.copytree(folders[which], folder)
+    assert_read_or_refused(folders[which], happened, tmp_path_factory.mktemp("damaged") / "rec")
+
+
+@pytest.mark.slow
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(**DAMAGED)
+def test_whatever_else_happens_it_is_read_or_refused_in_a_sentence(
+    folders: list[Path], which: int, happened: list[Callable[[Path], None]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    assert_read_or_refused(folders[which], happened, tmp_path_factory.mktemp("damaged") / "rec")
+
+
+def assert_read_or_refused(undamaged: Path, happened: list[Callable[[Path], None]], folder: Path) -> None:
+    shutil.copytree(undamaged, folder)
     try:
         for damage in happened:
             damage(folder)

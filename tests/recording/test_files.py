@@ -150,7 +150,7 @@ def test_writing_again_changes_no_byte(folder: Path, tmp_path: Path) -> None:
         assert file.read_bytes() == (again / file.name).read_bytes(), file.name
 
 
-@pytest.mark.parametrize("name", one_of(6, shipped_names()))
+@pytest.mark.parametrize("name", one_of(12, shipped_names()))
 def test_shipped_recordings_survive_a_round_trip(name: str, tmp_path: Path) -> None:
     shipped = read(find(name))
     again = read(write(shipped, tmp_path / name))
