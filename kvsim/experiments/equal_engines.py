@@ -7,7 +7,6 @@ none has no effect on a run.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +37,7 @@ def beginning_of(engine: Engine, step_time: StepTimeModel) -> tuple[Any, ...]:
         for name, part in zip(engine.names(), engine, strict=True)
         if name not in (*_FUNCTIONS, *_EMPTY, "step_time_models")
     ]
-    digest = hashlib.blake2b(pickle.dumps(content)).digest()
+    digest = hashlib.blake2b(repr(content).encode()).digest()
     return (*(getattr(engine, name) for name in _FUNCTIONS), _content(times), digest)
 
 
