@@ -116,8 +116,12 @@ class Replicas:
     @property
     def route_name(self) -> str:
         """Name of the route, with the default in place of None. Empty for a custom router."""
-        default = "data-parallel" if self.ranks > 1 and self.number == 1 else "shortest"
-        return (self.route or default) if isinstance(self.route, str | None) else ""
+        route = self._route
+        return route if isinstance(route, str) else ""
+
+    @property
+    def _route(self) -> RouteName | str | Router:
+        return self.route or ("data-parallel" if self.ranks > 1 and self.number == 1 else "shortest")
 
     def router(self, release: str) -> RouteName | str | Router:
         """Return the router that chooses among all engines: one engine per server, or per data-parallel rank.
@@ -125,10 +129,8 @@ class Replicas:
         If servers have ranks, front ends choose ranks as in vLLM `release`.
         """
         if self.ranks > 1 and self.number > 1:
-            return ServersOfRanks(self.route or "shortest", self.ranks, release)
-        if self.ranks > 1 and self.route is None:
-            return DataParallel(release)
-        return self.route or "shortest"
+            return ServersOfRanks(self._route, self.ranks, release)
+        return DataParallel(release) if self.ranks > 1 and self.route is None else self._route
 
     @property
     def num_engines(self) -> int:
@@ -190,7 +192,7 @@ def record_fleet(
     """Run `workload` as `measure_fleet` does, and write each server's recording to the folder of its name in `path`."""
     setup = _setup(workload, policy, machine, servers, options, records=True)
     if isinstance(servers, Replicas) and _are_independent(setup, servers):
-        return _finish_separate(SeparateServers.of(setup, servers.number, path=path), _record_one, spread)
+        return _serve_separately(setup, servers, spread, path=path)
     recordings, fleet = _simulate(setup, servers)
     for name, recording in zip(servers.names(), recordings, strict=True):
         write(recording, path / name)
@@ -225,7 +227,7 @@ def _serve(setup: Setup, servers: Servers, spread: Spread, sinks: Sequence[RowSi
         return _finish_prefill_decode(PrefillDecodeRun(setup, servers, sinks))
     dispatcher = Dispatcher.of(setup, servers.router(release_of(setup.base)), servers.route_lag_s)
     if _are_independent(setup, servers):
-        return _finish_separate(SeparateServers.of(setup, servers.number, sinks=sinks), _measure_one, spread)
+        return _serve_separately(setup, servers, spread, sinks=sinks)
     run = SimulationRun(setup, sinks, num_replicas=servers.number, num_ranks=servers.ranks,
                         dispatcher=dispatcher, store=servers.store)  # fmt: skip
     measured, duplicates = run.finish(), dispatcher.duplicates
@@ -272,66 +274,54 @@ def _are_independent(setup: Setup, servers: Replicas) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class SeparateServers:
-    """Servers with round-robin routing that are simulated one by one."""
+class _SeparateServers:
+    """Servers with round-robin routing that are simulated one by one, and recorded to `path` or `sinks` if given."""
 
     setup: Setup
-    num_servers: int
-    sample_s: tuple[float, ...]
+    """Setup of the requests of all servers."""
+    number: int
+    sample_s: Sequence[float]
     """Times in seconds at which each server's cached prefix keys are read."""
-    path: Path | None = None
-    """Folder for the recordings; each is in a subfolder named by the server's number. None if none are written."""
-    sinks: Sequence[RowSink] = ()
+    path: Path | None
+    """Folder with a subfolder for each server's recording, named by the server's number."""
+    sinks: Sequence[RowSink]
 
-    @classmethod
-    def of(
-        cls, setup: Setup, num_servers: int, *, path: Path | None = None, sinks: Sequence[RowSink] = ()
-    ) -> SeparateServers:
-        """Return `num_servers` servers that each get a part of the requests of `setup`.
-
-        Each is recorded to a folder in `path`, or else to its sink in `sinks`; without either, to nothing.
-        """
-        arrival_s = setup.workload.arrival_s
-        rows = sampled_arrivals(len(arrival_s), num_servers) if setup.demand.keys.values.size else range(0)
-        sample_s = tuple(float(arrival_s[row]) for row in rows)
-        return cls(setup=setup, num_servers=num_servers, sample_s=sample_s, path=path, sinks=sinks)
+    def run(self, number: int) -> tuple[Measured, list[CachedKeys]]:
+        """Run server `number` by itself; return its results, and its cached keys at each sample time."""
+        setup = self.setup.every(self.number, number)
+        if self.path is not None:
+            return record_setup(setup, self.path / str(number), self.sample_s)
+        run = SimulationRun(setup, self.sinks[number : number + 1], sample_s=self.sample_s)
+        [measured] = run.finish()
+        return measured, run.samples
 
 
-def _measure_one(servers: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
-    """Run server `number` by itself; return its results, and its cached keys at each sample time."""
-    sinks = [servers.sinks[number]] if servers.sinks else []
-    run = SimulationRun(servers.setup.every(servers.num_servers, number), sinks, sample_s=servers.sample_s)
-    [measured] = run.finish()
-    return measured, run.samples
-
-
-def _record_one(servers: SeparateServers, number: int) -> tuple[Measured, list[CachedKeys]]:
-    """Run server `number` by itself, and record it to a folder. The result is that of `_measure_one`."""
-    assert servers.path is not None
-    return record_setup(servers.setup.every(servers.num_servers, number), servers.path / str(number), servers.sample_s)
-
-
-def _finish_separate(
-    servers: SeparateServers,
-    serve: Callable[[SeparateServers, int], tuple[Measured, list[CachedKeys]]],
-    spread: Spread,
+def _serve_separately(
+    setup: Setup, servers: Replicas, spread: Spread, *, path: Path | None = None, sinks: Sequence[RowSink] = ()
 ) -> Fleet:
-    """Run each server with `serve`, and count the prefixes that several servers had cached at the same time."""
-    options, num_requests = servers.setup.options.copy(), len(servers.setup.workload)
-    progress, num_ended = options.pop("progress", None), 0
-    measured, samples = [], []
-    alone = replace(servers, setup=replace(servers.setup, options=options))
-    for of_server, keys in spread(serve, alone, range(servers.num_servers)):
+    """Run each server by itself, and count the prefixes that several servers had cached at the same time."""
+    arrival_s, options = setup.workload.arrival_s, setup.options.copy()
+    # The runs, which may be in other processes, do not call the callback: progress is reported below, for all servers.
+    progress = options.pop("progress", None)
+    sampled = sampled_arrivals(len(arrival_s), servers.number) if setup.demand.keys.values.size else range(0)
+    separate = _SeparateServers(
+        setup=replace(setup, options=options),
+        number=servers.number,
+        sample_s=[float(arrival_s[row]) for row in sampled],
+        path=path,
+        sinks=sinks,
+    )
+    measured, samples, num_ended = [], [], 0
+    for of_server, keys in spread(_SeparateServers.run, separate, range(servers.number)):
         measured.append(of_server)
         samples.append(keys)
         num_ended += len(of_server.requests)
         if progress:
-            progress(num_ended, num_requests)
-    duplicates = DuplicatePrefixes(num_requests, samples)
-    names = [str(number) for number in range(servers.num_servers)]
+            progress(num_ended, len(arrival_s))
+    duplicates = DuplicatePrefixes(len(arrival_s), samples)
     return Fleet(
         measured,
-        names,
+        servers.names(),
         mean_duplicate_blocks=duplicates.mean_blocks,
         most_duplicate_blocks=duplicates.most_blocks,
     )
