@@ -49,6 +49,7 @@ class LayerSpec:
     pads_pages: bool = False
     """True if pages may have padding: the layer's kernels accept any distance in memory from one block to the next."""
     mamba_mode: MambaMode | None = None
+    """Recurrent states that stay in blocks; None for an attention layer."""
     num_speculative_blocks: int = 0
     """Number of additional blocks that each sequence has, one for each drafted token; 0 for an attention layer."""
     other_properties: tuple[object, ...] = ()
@@ -126,8 +127,8 @@ class CacheSettings:
         """Return the mode that says which recurrent states of `model` stay in blocks, so that prefix hits find them."""
         if not self.caches_prefixes(model):
             return MambaMode.NONE
-        stores = all(layer.keeps_block_states for layer in model.recurrent_layers)
-        return MambaMode.ALL if stores and self.keeps_every_state else MambaMode.ALIGN
+        can_keep = all(layer.keeps_block_states for layer in model.recurrent_layers)
+        return MambaMode.ALL if can_keep and self.keeps_every_state else MambaMode.ALIGN
 
 
 def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec, ...], ...]:
@@ -155,6 +156,23 @@ def layer_specs(model: Model, settings: CacheSettings) -> tuple[tuple[LayerSpec,
     )
 
 
+def as_full(spec: LayerSpec) -> LayerSpec:
+    """Return the spec of a layer with a window or chunk, changed to keep every token. Others are returned unchanged.
+
+    The spec keeps a sliding window, because it still limits what the layer reads; it does not keep a chunk. With
+    `int4_per_token_head`, vLLM stores one element per byte in a converted chunked layer, and two in other full layers.
+    """
+    if spec.bytes_per_token_as_full is None:
+        return spec
+    return replace(
+        spec,
+        kind=CacheKind.FULL,
+        window=spec.window if spec.kind is CacheKind.SLIDING_WINDOW else None,
+        bytes_per_token=spec.bytes_per_token_as_full,
+        bytes_per_token_as_full=None,
+    )
+
+
 def check_length(model: Model, max_model_len: int | None) -> None:
     """Raise a `UsageError` if vLLM does not serve `model` with `max_model_len` tokens. None, not set, is accepted."""
     longest = model.max_position_embeddings
@@ -167,7 +185,7 @@ def check_length(model: Model, max_model_len: int | None) -> None:
 
 def check_block_size(model: Model, block_size: int | None) -> None:
     """Raise a `UsageError` if vLLM has no attention kernel for `model` with this `block_size`. None is accepted."""
-    least = FLASHMLA_BLOCK if any(isinstance(layer, Indexer) for layer in model.layer_kinds) else BACKEND_BLOCK
+    least = FLASHMLA_BLOCK if model.has_sparse_attention else BACKEND_BLOCK
     if block_size is not None and model.attention_layers and whole_number("block_size", block_size) % least:
         raise UsageError(
             f"vLLM has no attention kernel for blocks of {block_size} tokens; --block-size should be a multiple of "
@@ -177,7 +195,7 @@ def check_block_size(model: Model, block_size: int | None) -> None:
 
 def smallest_block(model: Model, settings: CacheSettings) -> int:
     """Return the number of tokens in the smallest block that the attention backend for `model` supports."""
-    if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
+    if model.has_sparse_attention:
         return FLASHMLA_BLOCK
     if model.kv_lora_rank is None:
         return BACKEND_BLOCK
@@ -261,30 +279,13 @@ def _block_for_state(model: Model, settings: CacheSettings, mode: MambaMode, blo
     least = max(smallest_block(model, settings), block_size)
     if mode is MambaMode.ALL:
         step = lcm(model.mamba_chunk_size or _DEFAULT_CHUNK, least)
-        aligned = step * ceil(ceil(state_bytes / per_token) / step)
+        num_tokens = step * ceil(ceil(state_bytes / per_token) / step)
     else:
-        aligned = least * ceil(state_bytes / (least * per_token))
-    block_size = max(block_size, aligned)
-    return block_size, block_size * per_token
+        num_tokens = least * ceil(state_bytes / (least * per_token))
+    num_tokens = max(block_size, num_tokens)
+    return num_tokens, num_tokens * per_token
 
 
 def _state_bytes(model: Model, layer: Recurrent, settings: CacheSettings) -> int:
     tensors = layer.state(model.tensor_parallel_size, settings.num_speculative_tokens)
     return sum(tensor.num_bytes for tensor in tensors)
-
-
-def as_full(spec: LayerSpec) -> LayerSpec:
-    """Return the spec of a layer with a window or chunk, changed to keep every token. Others are returned unchanged.
-
-    The spec keeps a sliding window, because it still limits what the layer reads; it does not keep a chunk. With
-    `int4_per_token_head`, vLLM stores one element per byte in a converted chunked layer, and two in other full layers.
-    """
-    if spec.bytes_per_token_as_full is None:
-        return spec
-    return replace(
-        spec,
-        kind=CacheKind.FULL,
-        window=spec.window if spec.kind is CacheKind.SLIDING_WINDOW else None,
-        bytes_per_token=spec.bytes_per_token_as_full,
-        bytes_per_token_as_full=None,
-    )

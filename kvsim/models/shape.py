@@ -262,6 +262,11 @@ class Model:
         return next((layer.kv_lora_rank for layer in self.layer_kinds if isinstance(layer, Mla)), None)
 
     @property
+    def has_sparse_attention(self) -> bool:
+        """True if layers have an `Indexer`, which selects the tokens that they read."""
+        return any(isinstance(layer, Indexer) for layer in self.layer_kinds)
+
+    @property
     def sliding_window(self) -> int | None:
         """Number of tokens in the window of the sliding layers; None without sliding layers."""
         return next((layer.window for layer in self.layer_kinds if isinstance(layer, SlidingWindow)), None)

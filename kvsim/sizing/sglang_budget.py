@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from kvsim.errors import BudgetError, UsageError
 from kvsim.hardware import GIB
 from kvsim.kv_groups.sglang_pools import PoolBytes
-from kvsim.models.layers import Indexer, Mla
+from kvsim.models.layers import Mla
 from kvsim.sizing.activations import OUTSIDE_BYTES
 from kvsim.sizing.budget_terms import BudgetTerm, weight_terms
 
@@ -93,7 +93,7 @@ def defaults_on(gpu: Gpu, model: Model) -> dict[str, int]:
 
 def page_sizes(gpu: Gpu, model: Model) -> tuple[int, ...]:
     """Return the page sizes in tokens that SGLang's attention kernels allow, the default first; empty if all are."""
-    if any(isinstance(layer, Indexer) for layer in model.layer_kinds):
+    if model.has_sparse_attention:
         return (_PAGE_OF_SPARSE,)
     has_latent = any(isinstance(layer, Mla) for layer in model.attention_layers)
     return _PAGES_ON_BLACKWELL if gpu.architecture.startswith(_BLACKWELL) and not has_latent else ()
