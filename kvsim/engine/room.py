@@ -15,6 +15,7 @@ from kvsim.policies.kinds import most_running
 _MOST_ENTRIES = 1 << 28
 """Largest number of entries of all block tables together."""
 _MOST_BLOCKS = 1 << 22
+"""Largest number of blocks in the pool."""
 _MOST_BUCKET_BITS = 16
 """Largest number of bits of a bucket's index for a radix tree, which has far fewer nodes than the pool has pages."""
 
@@ -125,6 +126,7 @@ def _most_holes(policy: Policy, batch: int, num_units: int) -> int:
 
 
 def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int:
+    """Return `Room.rows_of_step` without the rows of loads, if at most `batch` sequences run at once."""
     if isinstance(policy, Paged):
         return batch * host_initialization.rows_of_table(width)
     if isinstance(policy, Static):

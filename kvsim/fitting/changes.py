@@ -27,14 +27,17 @@ def changes(server: SearchedServer, *, longest_tokens: int, most: int = 60) -> l
     prompt and output, which the server must still serve.
     """
     splits, settings, limits, types, gpus = _candidates(server, longest_tokens)
-    alone = [*splits, *settings, *types, *gpus]
-    of_limits = starmap(_both, product(*limits))
-    together = starmap(_both, combinations(settings, 2))
-    beside = (_both(setting, kept) for kept, setting in product(types, settings))
-    pairs = (each for three in zip_longest(of_limits, together, beside) for each in three if each is not None)
-    distinct = {each.server: each for each in chain(alone, islice(pairs, 2 * most))}
-    least = min(server.spare_bytes, 0)
-    starting = (each for each in distinct.values() if _starts(each.server) and each.server.spare_bytes >= least)
+    singles = [*splits, *settings, *types, *gpus]
+    limit_pairs = starmap(_both, product(*limits))
+    setting_pairs = starmap(_both, combinations(settings, 2))
+    type_pairs = (_both(setting, type_change) for type_change, setting in product(types, settings))
+    in_turn = chain.from_iterable(zip_longest(limit_pairs, setting_pairs, type_pairs))
+    pairs = (pair for pair in in_turn if pair is not None)
+    # Twice as many pairs as asked for, because some servers do not start.
+    distinct = {each.server: each for each in chain(singles, islice(pairs, 2 * most))}
+    # A server whose largest step does not fit may stay as short of memory as it is.
+    least_bytes = min(server.spare_bytes, 0)
+    starting = (each for each in distinct.values() if _starts(each.server) and each.server.spare_bytes >= least_bytes)
     return list(islice(starting, most))
 
 
@@ -46,6 +49,7 @@ def _candidates(server: SearchedServer, longest_tokens: int) -> CandidateChanges
 
 
 def _starts(server: SearchedServer) -> bool:
+    """Tell whether the engine accepts the settings of `server`."""
     try:
         server.policy()
     except UsageError:

@@ -106,8 +106,8 @@ def assumptions_of(recording: Recording) -> tuple[str, ...]:
 def memory_of(recording: Recording, *, private_bytes: int | None = None) -> GenerateMemory:
     """Compute the memory of the batches of `recording` from their shapes and the stated baseline.
 
-    `private_bytes` is the memory that captured graphs of the process had reserved. If it is None, the figure in the
-    recording is taken or, if it has none, a typical one.
+    `private_bytes` is the memory that PyTorch had reserved for captured graphs, in memory pools of their own. If it is
+    None, the figure in the recording is taken or, if it has none, a typical one.
 
     Raises:
         UsageError: `recording` is not a recording of generate().
@@ -117,46 +117,45 @@ def memory_of(recording: Recording, *, private_bytes: int | None = None) -> Gene
     batches, earlier = batches_of(recording), earlier_batches(recording)
     model = Model.from_shape(meta.model)
     baseline = meta.extra.get("baseline_allocated_bytes")
-    model_bytes = weights_bytes(model)
-    other = max(0, baseline - model_bytes) if isinstance(baseline, int) else WORKSPACE_BYTES
-    has_workspace = other >= WORKSPACE_BYTES
-    if private_bytes is None:
-        private_bytes = _private_bytes(recording)
-    generated = partial(
+    # Bytes beside the weights. The workspace is among them if the process had multiplied matrices before.
+    other_bytes = max(0, baseline - weights_bytes(model)) if isinstance(baseline, int) else WORKSPACE_BYTES
+    has_workspace = other_bytes >= WORKSPACE_BYTES
+    simulate = partial(
         generate_memory,
         model,
         has_min_new_tokens=bool(meta.engine.get("min_new_tokens")),
         capacity_bytes=find_gpu(meta.gpu).memory_bytes - _OUTSIDE_BYTES,
         has_workspace=has_workspace,
-        other_bytes=other - WORKSPACE_BYTES if has_workspace else other,
-        private_bytes=private_bytes,
+        other_bytes=other_bytes - WORKSPACE_BYTES * has_workspace,
+        private_bytes=_private_bytes(recording) if private_bytes is None else private_bytes,
     )
-    if "earlier_batches" in meta.extra and not _kept_memory(recording, generated, earlier):
+    if "earlier_batches" in meta.extra and not _kept_memory(recording, simulate, earlier):
         earlier = ()
-    return generated(batches, earlier=earlier, given_back_before=meta.extra.get("given_back_before", ()))
+    return simulate(batches, earlier=earlier, given_back_before=meta.extra.get("given_back_before", ()))
 
 
-def _kept_memory(recording: Recording, generated: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
+def _kept_memory(recording: Recording, simulate: Callable[..., GenerateMemory], earlier: Sequence[Batch]) -> bool:
     """Tell whether the memory of `earlier` batches was still reserved when the recording began.
 
-    `generated` returns the memory of given batches after earlier ones. The answer follows from the recorded number of
+    `simulate` returns the memory of given batches after earlier ones. The answer follows from the recorded number of
     reserved bytes. It is False for early recordings, which lack this number: the program that made them returned such
     memory to the driver.
     """
     reserved = recording.meta.extra.get("baseline_reserved_bytes")
     if not earlier or not isinstance(reserved, int):
         return False
-    kept, given_back = (generated((), earlier=batches).baseline_reserved_bytes for batches in (earlier, ()))
+    kept, given_back = (simulate((), earlier=batches).baseline_reserved_bytes for batches in (earlier, ()))
     return abs(kept - reserved) < abs(given_back - reserved)
 
 
 def _has_graphs(recording: Recording) -> bool:
+    """Tell whether the process captured graphs, as `generate()` does for the decoding steps of a static cache."""
     return any(batch.preallocated for batch in (*earlier_batches(recording), *batches_of(recording)))
 
 
 def _private_bytes(recording: Recording) -> int:
-    """Return the bytes that captured graphs had reserved when the recording ended; an estimate if the recording does
-    not state them. Other tensors cannot use this memory, and it is never freed.
+    """Return the bytes that PyTorch had reserved for captured graphs when the recording ended; an estimate if the
+    recording does not state them. Other tensors cannot use this memory, and it is never freed.
     """
     segments = recording.meta.extra.get("private_segment_bytes")
     if isinstance(segments, list):

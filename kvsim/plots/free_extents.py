@@ -41,27 +41,29 @@ class FreeMemory:
     @classmethod
     def of(cls, replay: Replay) -> FreeMemory:
         """Sample the pool at `_NUM_MOMENTS` evenly spaced moments."""
-        capacity = replay.num_units * replay.unit_tokens
-        slots, num_extents, short, asked_slots = np.zeros(capacity.bit_length()), 0, 0, _asked_slots(replay)
+        capacity, asked_slots = replay.num_units * replay.unit_tokens, _asked_slots(replay)
+        slots_by_power = np.zeros(capacity.bit_length())
+        num_extents = num_short_slots = 0
         begin_s, end_s = replay.time_of(0), replay.time_of(replay.num_frames - 1)
         moments_s = np.linspace(begin_s, end_s, _NUM_MOMENTS, endpoint=False).tolist()
         frames = np.array([replay.frame_at(time_s) for time_s in moments_s])
         in_gap = replay.in_gap(frames, np.array(moments_s))
-        for found in (
+        # A frame shows the pool during its step; in the gap after the step, its output has freed memory.
+        for num_units in (
             *free_extent_lengths_at(replay, frames[~in_gap].tolist()),
             *free_extent_lengths_at(replay.after_outputs(), frames[in_gap].tolist()),
         ):
-            lengths = found * replay.unit_tokens
+            lengths = num_units * replay.unit_tokens
             num_extents += len(lengths)
-            short += int(lengths[lengths < asked_slots].sum())
+            num_short_slots += int(lengths[lengths < asked_slots].sum())
             power = np.frexp(lengths.astype(np.float64))[1] - 1
-            slots += np.bincount(power, weights=lengths, minlength=len(slots))
-        total = max(float(slots.sum()), 1.0)
+            slots_by_power += np.bincount(power, weights=lengths, minlength=len(slots_by_power))
+        num_slots = max(float(slots_by_power.sum()), 1.0)
         return cls(
-            percent_by_length=100 * slots / total,
+            percent_by_length=100 * slots_by_power / num_slots,
             num_extents=num_extents / _NUM_MOMENTS,
             asked_slots=asked_slots,
-            too_short_percent=100 * short / total,
+            too_short_percent=100 * num_short_slots / num_slots,
         )
 
 
@@ -76,16 +78,16 @@ def free_extents(*recordings: Recording, names: tuple[str, ...] = (), **look: Un
     with drawn(aspect=0.6, **look) as picture:
         axes = picture.subplots()
         for one, name, line in zip(free, names, picture.colors.lines, strict=False):
-            share, slots = one.percent_by_length, one.asked_slots
-            edges = np.exp2(np.arange(len(share) + 1, dtype=np.float64))
-            stairs(axes, share, edges, line=line, width_pt=picture.line_pt, label=name, baseline=0.0)
-            if slots:
-                axes.axvline(slots, **line, linewidth=0.5 * picture.line_pt)
+            percent, asked_slots = one.percent_by_length, one.asked_slots
+            edges = np.exp2(np.arange(len(percent) + 1, dtype=np.float64))
+            stairs(axes, percent, edges, line=line, width_pt=picture.line_pt, label=name, baseline=0.0)
+            if asked_slots:
+                axes.axvline(asked_slots, **line, linewidth=0.5 * picture.line_pt)
                 axes.annotate(
-                    f" one request: {slots:,.0f} ",
-                    (slots, 1),
+                    f" one request: {asked_slots:,.0f} ",
+                    (asked_slots, 1),
                     xycoords=("data", "axes fraction"),
-                    ha="right" if slots**2 > edges[-1] else "left",  # on the side with more room
+                    ha="right" if asked_slots**2 > edges[-1] else "left",  # on the side with more room
                     va="top",
                     color=picture.colors.muted,
                     fontsize="small",
@@ -114,6 +116,7 @@ def _power_of_two(slots: float) -> str:
 
 
 def _asked_slots(replay: Replay) -> float:
+    """Return `FreeMemory.asked_slots`."""
     if replay.ledger.unit_by_unit or replay.recording.meta.policy_name != "contiguous":
         return 0.0
     tables = replay.ledger.tables

@@ -29,7 +29,9 @@ class RecordingBuilder:
         self._requests, self._steps = GrowingRequests(), GrowingSteps()
         self._schedule, self._memory = GrowingSchedule(), GrowingMemory()
         self.copies = GrowingCopies()
+        """Copies to and from host memory. Events of copies are passed to it directly."""
         self.transfers = GrowingTransfers()
+        """Transfers between servers. `transfer` and `transferred` pass events to it."""
         self._images = GrowingImages()
         self._last_token_s = 0.0
         """Time of the latest output token. It may be later than every recorded `end_s`, because the tokens of a step
@@ -335,12 +337,14 @@ class RecordingBuilder:
         np.subtract.at(requests.preemptions, np.searchsorted(rows, self._preempted_since), 1)
         begun = np.searchsorted(rows, self._begun_since)
         requests.first_scheduled_s[begun], requests.cached_tokens[begun] = np.nan, 0
-        if self._schedule.columns["known"]:  # until a request has ended, its outputs are reported step by step
+        # Recorders report a request's outputs, except the first, when it ends. Until then, the schedule has them.
+        if self._schedule.columns["known"]:
             unfinished = (requests.status == RequestStatus.UNFINISHED) & ~np.isnan(requests.first_token_s)
             requests.output_tokens[unfinished] = self._outputs_so_far()[rows][unfinished]
         return requests
 
     def _outputs_so_far(self) -> IntArray:
+        """Return the number of output tokens of each request, as far as the rows of the schedule state it."""
         schedule, prompt = self._schedule.to_table(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
         first, last = prompt.copy(), prompt.copy()
         assert schedule.known is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,21 +26,18 @@ def check_settings(recording: Recording, folder: Path) -> None:
     if recording.meta.policy_name == "static" or recording.meta.begins_in_the_middle:
         return
     steps = recording.steps
-    amounts: tuple[tuple[str, tuple[IntArray, ...], str], ...] = (
-        ("max_num_seqs", (steps.running,), "running"),
-        ("max_running_requests", (steps.running,), "running"),
-        (
-            "max_num_batched_tokens",
-            (steps.prefill_tokens, steps.decode_tokens),
-            "prefill_tokens and decode_tokens together",
-        ),
-    )
-    for name, columns, what in amounts:
+    limited = {
+        "max_num_seqs": ["running"],
+        "max_running_requests": ["running"],
+        "max_num_batched_tokens": ["prefill_tokens", "decode_tokens"],
+    }
+    for setting, names in limited.items():
+        amount = " and ".join(names) + " together" * (len(names) > 1)
         for part, settings in (("policy", recording.meta.policy), ("engine", recording.meta.engine)):
-            most = settings.get(name)
+            most = settings.get(setting)
             if isinstance(most, int):
-                rule = f"{what} should not be more than {part}.{name} of meta.json, which is {most}"
-                holds = partial(_add_up_to, columns, most)
+                rule = f"{amount} should not be more than {part}.{setting} of meta.json, which is {most}"
+                holds = partial(_add_up_to, most, [getattr(steps, name) for name in names])
                 require_of(holds, steps, folder / "steps.parquet", rule)
 
 
@@ -59,13 +56,13 @@ def check_waiting(recording: Recording, file: Path) -> None:
     if not most_seqs or not most_tokens:
         return
     longest = int((requests.prompt_tokens.astype(np.int64) + requests.max_tokens).max(initial=0))
-    # A step admits the longest request if more than these units are free.
-    units = -(-longest // meta.pool.unit_tokens) + 1 + (settings.get("watermark") or 0) * meta.pool.num_units
+    # A step admits the longest request if more units than these are free.
+    needed_units = -(-longest // meta.pool.unit_tokens) + 1 + (settings.get("watermark") or 0) * meta.pool.num_units
 
     def has_reason(rows: slice) -> np.ndarray:
         tokens = steps.prefill_tokens[rows].astype(np.int64) + steps.decode_tokens[rows]
         at_limit = (steps.preempted[rows] > 0) | (steps.running[rows] >= most_seqs) | (tokens + longest >= most_tokens)
-        holds: np.ndarray = at_limit | (steps.waiting[rows] == 0) | (steps.free_units[rows] <= units)
+        holds: np.ndarray = at_limit | (steps.waiting[rows] == 0) | (steps.free_units[rows] <= needed_units)
         return holds
 
     rule = "requests wait although the limits of meta.json and the free units leave room for any"
@@ -84,7 +81,8 @@ def _has_other_reasons(recording: Recording, settings: Mapping[str, Any]) -> boo
     return any(settings.get(name, 1) > 1 for name in ("pipeline_parallel_size", "prefill_schedule_interval"))
 
 
-def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndarray:
+def _add_up_to(most: int, columns: Sequence[IntArray], rows: slice) -> np.ndarray:
+    """Tell, for each of `rows`, whether the sum of the `columns` is at most `most`."""
     total = np.zeros(rows.stop - rows.start, np.int64)
     for column in columns:
         total += column[rows]
@@ -92,6 +90,7 @@ def _add_up_to(columns: tuple[IntArray, ...], most: int, rows: slice) -> np.ndar
 
 
 def _check_unit(recording: Recording, file: Path) -> None:
+    """Check the tokens of a unit against the policy, and its bytes against the model's bytes of a token."""
     meta, pool = recording.meta, recording.meta.pool
     size = {"paged": "block_size", "radix": "page_size"}.get(meta.policy_name)
     unit_tokens = 1 if size is None else meta.policy.get(size, pool.unit_tokens)

@@ -26,7 +26,7 @@ def find(engine: Engine, sequence: Sequence, hit_tokens: int) -> int:
     Return `SKIP` if the sequence has to wait for a copy.
     """
     host_sequence = engine.host.sequences[sequence.number]
-    host_sequence.num_stamped = 0
+    host_sequence.num_stamped = 0  # a waiting sequence has no table: its next one is recorded from the beginning
     if host_sequence.num_jobs > 0:
         return SKIP
     load_tokens = _num_tokens_to_load(engine, sequence, hit_tokens)
@@ -52,7 +52,7 @@ def begin_load(engine: Engine, sequence: Sequence, hit_tokens: int, load_tokens:
         host_pool.hold(engine, host_pool.find(engine, key_of(engine, sequence, index)))
     host_sequence.stored = job_record.end
     _record_allocations(engine, sequence)
-    host_sequence.num_stamped = 0
+    host_sequence.num_stamped = 0  # its whole table also counts as allocated in the step in which it runs first
     return True
 
 
@@ -92,7 +92,7 @@ def end_job(engine: Engine, job: int) -> None:
             host_pool.release(engine, block)
             first = table + (index - record.begin) * size
             _record_copies(engine, job, block, engine.entries, first + skipped, first + size)
-            skipped = 0
+            skipped = 0  # later host blocks are copied whole
     else:
         block = record.first_written
         while block != NO_HOST_BLOCK:
@@ -105,6 +105,9 @@ def end_job(engine: Engine, job: int) -> None:
 
 @part
 def _record_copies(engine: Engine, job: int, block: int, units: Numbers, begin: int, end: int) -> None:
+    """Write a row of the recording for each GPU block in `units[begin:end]`, which is copied to or from host block
+    `block`.
+    """
     if not engine.settings.records_memory:
         return
     host, record = engine.host, engine.host.jobs[job]
