@@ -142,7 +142,9 @@ class UnknownNameError(UsageError):
         # People often write only the last part of a model's name, so "llama-3-8b" is compared with both
         # "meta-llama/Llama-3-8B" and "Llama-3-8B".
         by_folded_name |= {known_name.casefold().rpartition("/")[2]: known_name for known_name in names}
-        near = get_close_matches(name.casefold().rpartition("/")[2], by_folded_name, n=3, cutoff=0.4)
+        # A number is not a misspelt one.
+        asked = "" if name.isdecimal() else name.casefold().rpartition("/")[2]
+        near = get_close_matches(asked, by_folded_name, n=3, cutoff=0.4)
         suggestions = list(dict.fromkeys(by_folded_name[match] for match in near))
         advice = f"did you mean {' or '.join(suggestions)}?" if suggestions else _some(names, listed_by)
         super().__init__(f"there is no {kind} {name!r}; {advice}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.errors import UnknownNameError, UsageError, WorkloadError
+from kvsim.errors import UnknownNameError, UsageError, WorkloadError, reason_of
 from kvsim.files.arrow_table import is_parquet
 from kvsim.importers import column_names, conversations, mooncake, plain, ragpulse, sharegpt, vllm_bench, workload_file
 from kvsim.importers.recordings import workload_of
@@ -92,7 +92,11 @@ def read_workload(
         from kvsim.recording import read  # noqa: PLC0415  imports pyarrow
 
         return workload_of(read(file))
-    if form is None and file.is_file() and is_parquet(file):
+    try:
+        is_table = form is None and file.is_file() and is_parquet(file)
+    except OSError as error:
+        raise WorkloadError(f"{file} cannot be read: {reason_of(error)}.") from error
+    if is_table:
         return workload_file.read(file)
     source = TextSource.open(file)
     return FORMATS[form or detect(source)].read(source)

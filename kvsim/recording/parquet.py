@@ -7,10 +7,12 @@ pyarrow takes longer to load than all of kvsim.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from errno import EACCES
 from functools import partial
 from io import BufferedWriter, FileIO
 from pathlib import Path
@@ -261,6 +263,8 @@ def _as_recording_error(file: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise RecordingError(f"{file} is missing; the recording is incomplete.") from None
+    except PermissionError as error:
+        raise RecordingError(f"{file} cannot be read: {os.strerror(error.errno or EACCES)}.") from error
     except (pa.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         raise RecordingError(f"{file} is damaged or truncated: {reason_of(error)}.") from error
 

@@ -54,6 +54,7 @@ def test_the_same_lesson_has_the_same_bytes(type_command: Run, tmp_path: Path) -
     ("arguments", "code", "sentence"),
     [
         (("next",), 2, "there is no lesson 'next'; there are 1, 2, "),
+        (("14",), 2, "there is no lesson '14'; there are 1, 2, "),
         (("own.toml",), 1, "own.toml: a lesson's file name should begin with its number"),
         (("8-own.toml",), 1, "8-own.toml cannot be read"),
         (("1", "--markdown"), 2, "--markdown requires -o; give both."),

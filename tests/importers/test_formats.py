@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,6 @@ from kvsim.importers.sharegpt import read as read_sharegpt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from kvsim.workload import Workload
 
@@ -131,6 +131,12 @@ def test_plain_columns_in_any_order_with_gaps(put: Put) -> None:
     assert (second.arrival_s, second.max_tokens, second.priority) == (1.5, 8, -1)
     assert second.prefix is not None
     assert (second.prefix.group, second.prefix.tokens) == ("chat", 64)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").is_file(), reason="a file of Linux that opens and cannot be read")
+def test_a_file_that_cannot_be_read_is_named_in_a_sentence() -> None:
+    with pytest.raises(WorkloadError, match=r"^/proc/self/mem cannot be read: .*\w\.$"):
+        read_workload("/proc/self/mem")
 
 
 @pytest.mark.parametrize("answer", ["output_tokens", "answer_tokens"])

@@ -300,6 +300,13 @@ class TestWhatCannotBeRead:
         file.write_bytes(data)
         assert message(folder).startswith("steps.parquet ")
 
+    def test_a_table_that_may_not_be_read(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(file: Path) -> None:  # pyarrow's words; root may read everything
+            raise PermissionError(13, f"Failed to open local file '{file}'. Detail: [errno 13] Permission denied")
+
+        monkeypatch.setattr("pyarrow.parquet.read_metadata", refused)
+        assert message(folder).partition(" ")[2] == "cannot be read: Permission denied."
+
     def test_a_folder_instead_of_a_table(self, folder: Path) -> None:
         (folder / "steps.parquet").unlink()
         (folder / "steps.parquet").mkdir()

@@ -415,7 +415,7 @@ async def test_two_pools_name_their_requests_on_a_small_screen(guided: Callable[
             assert {name for name in holders if name.isalpha()} <= set(named)
 
 
-@pytest.mark.parametrize("number", ["1", "3", "4", "11", "13"])
+@pytest.mark.parametrize("number", ["1", "3", "4", "6", "11", "13"])
 @pytest.mark.parametrize("size", [(60, 16), (60, 20), (80, 24), (200, 60)])
 async def test_captions_and_pools_share_every_size(
     guided: Callable[[str], Guided], number: str, size: tuple[int, int]
@@ -425,6 +425,12 @@ async def test_captions_and_pools_share_every_size(
         await pilot.pause()
         assert app.query_one(CaptionBox).size.height >= 2
         assert guided(number).captions[0].title in screen_text(app)
+        box = app.query_one(CaptionBox)
+        longest = max(guided(number).captions, key=lambda caption: len(caption.text))
+        assert len(textwrap.wrap(longest.text, box.content_size.width)) < box.content_size.height
+        shown = str(box.render())
+        width, lines = box.content_size.width, box.content_size.height
+        assert sum(len(textwrap.wrap(part, width, break_on_hyphens=False)) for part in shown.split("\n")) <= lines
         pictures = app.query(ScheduleChart if number == "4" else PoolView)
         assert min(picture.content_size.height for picture in pictures) >= 1
 

@@ -29,8 +29,10 @@ class CaptionBox(Static):
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """Return the number of lines of the longest caption, so that the pictures below never move."""
         del container, viewport
-        lines = (textwrap.wrap(caption.text, max(width, 1), break_on_hyphens=False) for caption in self._captions)
-        return 1 + max(map(len, lines))
+        texts = ((self._title(number, playing=False).plain, each.text) for number, each in enumerate(self._captions))
+        return max(
+            sum(len(textwrap.wrap(text, max(width, 1), break_on_hyphens=False)) for text in both) for both in texts
+        )
 
     def show_frame(self, frame: int, *, playing: bool) -> Caption | None:
         """Show the caption of `frame`. Return the caption if it has changed, otherwise None.
@@ -39,11 +41,12 @@ class CaptionBox(Static):
         """
         number = max((index for index, caption in enumerate(self._captions) if caption.frame <= frame), default=0)
         caption = self._captions[number]
-        last = number == len(self._captions) - 1
-        how = "playing" if playing else "l for another lesson" if last else "space goes on"
-        text = Text(caption.text)
-        title = Text(f"{number + 1}/{len(self._captions)}  {caption.title}", "bold")
-        title.append(f"   {self._symbols.dot} {how}", "dim")
-        self.update(Text.assemble(title, "\n", text))
+        self.update(Text.assemble(self._title(number, playing=playing), "\n", Text(caption.text)))
         changed, self._shown = number != self._shown, number
         return caption if changed else None
+
+    def _title(self, number: int, *, playing: bool) -> Text:
+        last = number == len(self._captions) - 1
+        how = "playing" if playing else "l for another lesson" if last else "space goes on"
+        title = Text(f"{number + 1}/{len(self._captions)}  {self._captions[number].title}", "bold")
+        return title.append(f"   {self._symbols.dot} {how}", "dim")
