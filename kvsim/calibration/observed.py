@@ -118,7 +118,9 @@ def _shape_of(recording: Recording) -> StepShape:
     step = schedule.step[row] + nth
     tokens = schedule.tokens[row].astype(np.float64)
     before = schedule.computed_before[row] + tokens * nth
-    prefill = (tokens > 1) | (before < recording.requests.prompt_tokens[schedule.request[row]])
+    # Of several tokens, all but the first may be drafts, which are verified like decodes.
+    decodes = tokens == 1 if schedule.known is None else before + 1 >= schedule.known[row]
+    prefill = ~decodes | (before < recording.requests.prompt_tokens[schedule.request[row]])
 
     def per_step(values: FloatArray) -> Any:
         return np.bincount(step, values, num_steps)

@@ -30,10 +30,7 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
     config, meta = scheduler.drafting, recording.meta
     if config is None:
         return None
-    schedule = recording.schedule
-    outputs = _inferred_outputs(recording) if schedule.outputs is None else schedule.outputs
-    proposed = schedule.proposed if schedule.proposed is not None else np.empty(0, np.int32)
-    accepted, proposals = _by_outputs(recording, outputs, proposed)
+    accepted, proposals = recorded_counts(recording)
     drafts = Drafts.of(
         replace(config, num_modules=int(meta.engine.get("num_draft_modules", 1))),
         scheduler.vllm,
@@ -50,17 +47,31 @@ def drafts_of(recording: Recording, scheduler: ContinuousSettings) -> Drafts | N
     return drafts
 
 
+def recorded_counts(recording: Recording) -> tuple[DraftCounts, DraftCounts]:
+    """Return the accepted and the proposed numbers of drafts of each request of a recording with drafts.
+
+    Entry i of an accepted list is for the step that begins after i outputs. Entry i of a proposed list is
+    for the drafts that are proposed when the request has i outputs. If the recording lacks these, the proposed lists
+    are empty, which means the maximum.
+
+    Raises:
+        RecordingError: the numbers do not follow from the recording.
+    """
+    schedule = recording.schedule
+    outputs = _inferred_outputs(recording) if schedule.outputs is None else schedule.outputs
+    proposed = schedule.proposed if schedule.proposed is not None else np.empty(0, np.int32)
+    return _by_outputs(recording, outputs, proposed)
+
+
 def _shares_hashes(recording: Recording) -> bool:
     hashes = recording.requests.prompt_hashes.values
     return len(np.unique(hashes)) < len(hashes)
 
 
 def _by_outputs(recording: Recording, outputs: IntArray, proposed: IntArray) -> tuple[DraftCounts, DraftCounts]:
-    """Return the accepted and the proposed numbers of drafts of each request.
+    """Return the counts of `recorded_counts`. `outputs` and `proposed` have an entry for each row of the schedule.
 
-    Entry i of an accepted list is for the step that begins after i outputs. Entry i of a proposed list is
-    for the drafts that are proposed when the request has i outputs. If `proposed` is empty, the proposed lists are
-    empty, which means the maximum.
+    `proposed` may be empty.
     """
     num_requests = len(recording.requests)
     rows = stable_order(recording.schedule.request, num_requests)

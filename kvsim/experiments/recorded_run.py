@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from kvsim.conformance.comparable import host_blocks_of, settings_of
+from kvsim.conformance.recorded_drafts import recorded_counts
 from kvsim.errors import UsageError
 from kvsim.hardware import GIB, find_gpu
 from kvsim.hf_memory import batches_of
@@ -49,6 +54,30 @@ def policy_of(recording: Recording) -> tuple[Policy, int]:
     if not pool.groups and "kv_cache_groups" not in recording.meta.extra:  # use the simulation's size
         unit_bytes = pool.unit_tokens * served_model(recording.meta).kv_bytes_per_token
     return Paged(scheduler=scheduler, cache=cache), (pool.num_units + pool.first_unit) * unit_bytes
+
+
+@contextmanager
+def with_recorded_drafts(policy: Policy, recording: Recording) -> Iterator[Policy]:
+    """Yield `policy` with the recorded numbers of drafts of the requests of `as_sent`; unchanged without drafts.
+
+    The numbers are in a temporary file (`--acceptance`), which is removed afterwards.
+
+    Raises:
+        RecordingError: the numbers do not follow from the recording.
+    """
+    if not isinstance(policy, Paged) or policy.scheduler.drafting is None:
+        yield policy
+        return
+    accepted, proposed = recorded_counts(recording)
+    lines = []
+    for row in np.flatnonzero(recording.requests.output_tokens > 0).tolist():
+        right, drafted = accepted.of_request(row), proposed.of_request(row)
+        pairs = [f"{few}/{max(few, many)}" for few, many in zip(right, drafted, strict=False)]
+        lines.append(" ".join(pairs or map(str, right)))
+    with tempfile.TemporaryDirectory(prefix="kvsim-") as folder:
+        file = Path(folder) / "drafts.txt"
+        file.write_text("\n".join(lines), encoding="utf-8")
+        yield replace(policy, scheduler=replace(policy.scheduler, acceptance=str(file)))
 
 
 def _host_memory(meta: Meta) -> dict[str, float]:

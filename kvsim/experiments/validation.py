@@ -16,7 +16,7 @@ from kvsim.calibration.coefficient_fit import engine_of
 from kvsim.calibration.observed import observe_on, refuse_rank
 from kvsim.display.text import html_text
 from kvsim.errors import UsageError
-from kvsim.experiments.recorded_run import as_sent, is_stamped_at_entry, policy_of, users_of
+from kvsim.experiments.recorded_run import as_sent, is_stamped_at_entry, policy_of, users_of, with_recorded_drafts
 from kvsim.hardware import find_gpu
 from kvsim.hf_memory import assumptions_of, earlier_batches, memory_of
 from kvsim.machines import card_of, is_in_process, served_model, step_times
@@ -28,6 +28,7 @@ from kvsim.profiles.extrapolation import KEY, WatchedProfile
 from kvsim.recording import Recording
 from kvsim.recording.tables import FloatArray
 from kvsim.simulation import Machine, ProgressCallback, simulate
+from kvsim.simulation.feature_times import feature_times
 from kvsim.steptime import Roofline, StepTimeModel
 
 _TIMELINE_POINTS = 2000
@@ -176,25 +177,28 @@ def validate(
     if vllm is not None:
         policy = _of_release(policy, vllm, recording.name)
     machine = Machine(gpu=gpu, model=model, kv_bytes=kv_bytes, step_time=times)
-    simulated = simulate(
-        as_sent(recording),
-        policy,
-        machine,
-        users=users_of(recording),
-        stamp_at_entry=is_stamped_at_entry(recording),
-        earlier=earlier_batches(recording),
-        progress=progress,
-    )
+    workload = as_sent(recording)
+    with with_recorded_drafts(policy, recording) as drafting:
+        simulated = simulate(
+            workload,
+            drafting,
+            machine,
+            users=users_of(recording),
+            stamp_at_entry=is_stamped_at_entry(recording),
+            earlier=earlier_batches(recording),
+            progress=progress,
+        )
+    used = feature_times(machine, policy, workload)
     return Validation(
         measured=recording,
         simulated=simulated,
-        times_from=times.label,
+        times_from=used.label,
         held_out=not isinstance(times, WatchedProfile | Roofline) or recording.name not in times.fitted_to,
         extrapolates=tuple(simulated.meta.extra.get(KEY, ())),
         counts_from=latency_origin(recording.requests) + _front_end_words(recording),
         assumes=assumptions_of(recording),
         rows=(*_rows(recording, simulated), *_memory_rows(recording)),
-        clocks=_clocks(times, recording),
+        clocks=_clocks(used.step_time, recording),
     )
 
 

@@ -68,6 +68,10 @@ class DraftCounts:
         # The list appears twice in `values`, so that a request can read `_NUM_DRAWS` numbers from any index on.
         return cls(values=np.concatenate((accepted, accepted)), first=first, lengths=lengths)
 
+    def of_request(self, row: int) -> list[int]:
+        """Return the list of request `row`."""
+        return list(map(int, self.values[self.first[row] :][: self.lengths[row]]))
+
     def repeated(self, rows: range) -> Self:
         """Return lists for the requests in `rows` of a workload: request `row` gets list `row % n` of the n lists."""
         chosen = np.arange(rows.start, rows.stop, rows.step) % len(self.first)

@@ -20,6 +20,7 @@ from kvsim.hardware import find_gpu
 from kvsim.machines import step_times
 from kvsim.models import find_model
 from kvsim.policies import Paged
+from kvsim.policies.settings import ContinuousSettings
 from kvsim.profiles import find as find_profile
 from kvsim.recording import find, read
 from kvsim.simulation import Machine, simulate
@@ -182,3 +183,22 @@ def test_the_rules_are_those_of_the_recorded_release_or_of_the_one_that_is_named
     static = read(find("hf-h200-granite-350m-batch64-static"))
     with pytest.raises(UsageError, match="follows no release of vLLM; leave --vllm out"):
         validate(matching_profile(static), static, vllm="0.33.0")
+
+
+def test_drafts_of_a_recorded_server_are_right_as_often_as_recorded() -> None:
+    machine = Machine(
+        gpu=find_gpu("H200"),
+        model=find_model("Llama-3.2-3B"),
+        kv_bytes=8 << 30,
+        step_time=step_times(find_gpu("H200"), find_model("Llama-3.2-3B"), "vllm"),
+    )
+    config = '{"method": "ngram", "num_speculative_tokens": 3}'
+    served = Paged(scheduler=ContinuousSettings(speculative_config=config, acceptance="0.95", async_scheduling=False))
+    simulated = simulate(generate(20, prompt=100, output=80, arrivals=Poisson(20), seed=3), served, machine)
+    engine = dict(simulated.meta.engine) | {"name": "vllm", "version": "0.25.1"}
+    recorded = replace(simulated, meta=replace(simulated.meta, source="vllm", engine=engine))
+    found = validate(machine.step_time, recorded)
+    assert len(found.simulated.steps) == pytest.approx(len(recorded.steps), rel=0.02)
+    assert error(found, "TPOT, mean") < 2
+    assert "vLLM with drafts" in found.times_from
+    assert all(abs(clock.error_percent) < 3 for clock in found.clocks)
