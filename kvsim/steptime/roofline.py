@@ -67,8 +67,15 @@ class Roofline:
     """Host time per step from its output to the next scheduling."""
     turnaround_sequence_s: float
     """Host time per sequence from the step's output to the next scheduling."""
+    verified_token_s: float = 0.0
+    """Host time per token of decoding sequences, from the step's output to the next scheduling."""
     piecewise_launch_s: float
     """Host time to launch a captured step with prompt tokens, whose attention runs between the captured pieces."""
+    equal_tokens: float = 0.0
+    """Number of tokens of every sequence in a decode step that is captured as a whole; 0 if all decode steps are.
+
+    Other captured decode steps are launched in pieces, like those with prompt tokens.
+    """
     eager_launch_s: float
     """Host time to launch a step that is too large for a captured graph: compiled kernels, one by one."""
     uncompiled_launch_s: float
@@ -191,7 +198,10 @@ class Roofline:
         captured = num_tokens <= self.max_captured_tokens
         eager = num_tokens > self.max_captured_tokens
         padded_tokens = captured * captured_size(num_tokens) + eager * num_tokens
-        prepare_s, launch_s = host_times(self, shape, captured, eager)
+        in_pieces = captured * (num_prefill_tokens > 0)
+        if self.equal_tokens > 0:
+            in_pieces = captured * ((num_prefill_tokens > 0) | (num_tokens != self.equal_tokens * num_seqs))
+        prepare_s, launch_s = host_times(self, shape, in_pieces, eager)
         streaming_s = smaller(self.weights_s, self.shared_weights_s + self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
         reading_s, attention_s = attention_times(self, shape)
@@ -201,12 +211,12 @@ class Roofline:
             + size_s(self, num_tokens)
             + self.sequence_s * num_seqs
             + reading_s
-            + self.piecewise_s * (captured * (num_prefill_tokens > 0))
+            + self.piecewise_s * in_pieces
             + attention_s
         )
         gpu_s = busy_s
         if self.piecewise_floor_s + self.eager_floor_s > 0:
-            floor_s = self.piecewise_floor_s * (captured * (num_prefill_tokens > 0)) + self.eager_floor_s * eager
+            floor_s = self.piecewise_floor_s * in_pieces + self.eager_floor_s * eager
             gpu_s = larger(busy_s, floor_s)
         if self.encoder_token_s > 0:
             inputs_s, encoder_launch_s, encoder_s = encoder_times(self, shape)
@@ -215,6 +225,8 @@ class Roofline:
             launch_s = launch_s + inputs_s + encoder_launch_s
             gpu_s = gpu_s + encoder_s
         turnaround_s = self.turnaround_step_s + self.turnaround_sequence_s * num_seqs
+        if self.verified_token_s > 0:
+            turnaround_s = turnaround_s + self.verified_token_s * (num_tokens - num_prefill_tokens)
         bound = eager * (arithmetic_s > streaming_s) * (num_prefill_tokens > 0)
         heating_s = arithmetic_s + attention_s + reading_s
         throttle_s = self.throttle_share * (arithmetic_s + attention_s) * bound
@@ -224,10 +236,11 @@ class Roofline:
         return StepTime(prepare_s, launch_s, gpu_s, turnaround_s, throttle_s)
 
 
-def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> tuple[float, float]:
+def host_times(times: Roofline, shape: StepShape, in_pieces: Any, eager: Any) -> tuple[float, float]:
     """Return the host's seconds from scheduling to the launch of the first kernel, and to the launch of the last one.
 
-    `captured` is True if the step is small enough for a captured graph; otherwise `eager` is True. Both may be arrays.
+    `in_pieces` is True for a captured step that is launched in pieces. `eager` is True for a step that is too large for
+    a captured graph. Both may be arrays.
     """
     num_seqs, num_prefill_tokens = shape.num_seqs, shape.num_prefill_tokens
     host_s = (
@@ -248,7 +261,7 @@ def host_times(times: Roofline, shape: StepShape, captured: Any, eager: Any) -> 
     )
     launch_s = (
         host_s
-        + times.piecewise_launch_s * (captured * (num_prefill_tokens > 0))
+        + times.piecewise_launch_s * in_pieces
         + times.eager_launch_s * eager
         + times.masked_launch_s * (num_seqs > 1)
     )
