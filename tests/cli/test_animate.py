@@ -42,7 +42,7 @@ def test_a_film_that_ends_before_a_run_says_so(kvsim: Run, tmp_path: Path) -> No
         (("-o", "x.avi"), "x.avi ends in .avi; a film is written as .gif, .mp4, .html, .svg."),
         (("--length", "0"), "--length should be above 0 and below 10,000, not 0.0."),
         (("--frames-per-second", "nan"), "--frames-per-second should be above 0"),
-        (("--until", "-1"), "the film should end at a time above 0 s"),
+        (("--until", "-1"), "--until should be a time above 0 s, not -1.0."),
         ((PRESSURE,) * 4, "5 recordings were given; give 1 to 4"),
         (("--max-mib", "0.001", "--length", "0.2"), "two frames of this film take"),
     ],
