@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
 
 from kvsim.cli.show import output_option, overwrite_option
 from kvsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from kvsim.plots.colors import Theme
 
 _MOST_FRAMES = 6_000
 
@@ -34,6 +38,13 @@ _MOST_FRAMES = 6_000
 @click.option(
     "--max-mib", type=float, default=4.75, show_default=True, help="Largest size of a film; a GIF drops frames to fit."
 )
+@click.option(
+    "--theme",
+    type=click.Choice(["light", "dark"]),
+    default="light",
+    show_default=True,
+    help="Background and colours of a .gif or .mp4. An .html or .svg is dark where the reader's system is.",
+)
 @overwrite_option()
 @click.pass_context
 def command(
@@ -46,6 +57,7 @@ def command(
     length_s: float,
     frames_per_second: float,
     max_mib: float,
+    theme: Theme,
     overwrite: bool,
 ) -> None:
     """Film the memory pool of one to four RECORDINGS, side by side on one clock.
@@ -63,6 +75,9 @@ def command(
         for flag, name in (("--frames-per-second", "frames_per_second"), ("--max-mib", "max_mib")):
             if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
                 raise UsageError(f"{flag} is for films, and {output} is a drawing without frames; leave it out.")
+    is_themed = output.suffix.lower() in (".gif", ".mp4")
+    if not is_themed and context.get_parameter_source("theme") is not ParameterSource.DEFAULT:
+        raise UsageError(f"--theme is for a .gif or .mp4, and {output} follows the reader's system; leave it out.")
     num_frames = _num_frames(output, length_s, frames_per_second, max_mib)
     may_write(output, "animate", overwrite=overwrite)
     if until_s is not None and not 0 < until_s < float("inf"):
@@ -80,7 +95,8 @@ def command(
             err=True,
         )
     write = FILMS[output.suffix.lower()]
-    click.echo(write(film, output, frames_per_s=frames_per_second, max_bytes=int(max_mib * (1 << 20))))
+    options = {"theme": theme} if is_themed else {}
+    click.echo(write(film, output, frames_per_s=frames_per_second, max_bytes=int(max_mib * (1 << 20)), **options))
 
 
 def _num_frames(output: Path, length_s: float, frames_per_second: float, max_mib: float) -> int:

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from kvsim.cli.show import output_option, overwrite_option, progress
 
+if TYPE_CHECKING:
+    from kvsim.plots.colors import Theme
+
 
 @click.command("report")
 @click.argument("recordings", nargs=-1, required=True)
 @output_option("Folder to write.", default="report", show_default=True)
+@click.option(
+    "--theme",
+    type=click.Choice(["light", "dark"]),
+    default="light",
+    show_default=True,
+    help="Background and colours of the page and of its figures.",
+)
 @overwrite_option()
-def command(*, recordings: tuple[str, ...], output: Path, overwrite: bool) -> None:
+def command(*, recordings: tuple[str, ...], output: Path, theme: Theme, overwrite: bool) -> None:
     """Write a page about RECORDINGS: what happened, every figure that suits them, and the commands to repeat it.
 
     The folder holds report.html, which needs nothing else, report.md, and the figures.
@@ -25,4 +36,5 @@ def command(*, recordings: tuple[str, ...], output: Path, overwrite: bool) -> No
     may_replace(output, "report", overwrite=overwrite, is_folder=True)
     runs = [read(find(name)) for name in recordings]
     with progress("figures") as show:
-        click.echo(write_report(runs, output, given_as=recordings, overwrite=overwrite, progress=show))
+        page = write_report(runs, output, given_as=recordings, overwrite=overwrite, theme=theme, progress=show)
+        click.echo(page)

@@ -11,7 +11,7 @@ from kvsim.display.palette import NUM_HUES, channels_of
 from kvsim.memory.waste import NUM_STATES, SlotState
 from kvsim.metrics import waste_shares
 from kvsim.metrics.names import tells_owners
-from kvsim.plots.colors import THEMES, Colors
+from kvsim.plots.colors import Colors
 from kvsim.plots.picture import Look, Picture, drawn
 from kvsim.plots.sampling import TimeBins, replay_of, waste_of
 from kvsim.plots.words import ByteUnit, memory, number, percentages, source_line
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 MAX_COLUMNS, MAX_ROWS = 1500, 800
 
 
-def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
-    """Return uint8[states * (1 + hues), 3]: for each state the colour of units without an owner, then one colour for
-    each hue of an owner.
+def color_table(colors: Colors) -> npt.NDArray[np.uint8]:
+    """Return the colours (red, green, blue) of units, by the codes that `codes_of` returns: for each state the colour
+    of units without an owner, then one colour for each hue of an owner: uint8[states * (1 + hues), 3].
     """
     table = np.empty((NUM_STATES, 1 + NUM_HUES, 3), np.uint8)
     table[:] = np.array([channels_of(colors.states[state]) for state in SlotState], np.uint8)[:, None]
@@ -37,8 +37,6 @@ def _table_of(colors: Colors) -> npt.NDArray[np.uint8]:
     return table.reshape(-1, 3)
 
 
-COLORS = _table_of(THEMES["light"])
-"""Colours (red, green, blue) of units on a light background, by the codes that `codes_of` returns."""
 _GOLDEN = (5**0.5 - 1) / 2
 """Fractional part of the golden ratio, whose multiples modulo 1 are even and aperiodic, which avoids aliasing."""
 
@@ -63,7 +61,7 @@ def memory_map(recording: Recording, **look: Unpack[Look]) -> Picture:
         axes = picture.subplots()
         axes.imshow(
             codes_of(states, owners if by_owner else None),
-            cmap=ListedColormap(_table_of(picture.colors) / 255),
+            cmap=ListedColormap(color_table(picture.colors) / 255),
             norm=NoNorm(),
             interpolation_stage="data",  # interpolating colours would take four floats per pixel
             origin="lower",
@@ -97,11 +95,6 @@ def codes_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDAr
         return first
     hues = np.where(owners == NO_OWNER, 0, 1 + owners % NUM_HUES)
     return first + hues.astype(np.uint8)
-
-
-def colors_of(states: npt.NDArray[np.uint8], owners: IntArray | None) -> npt.NDArray[np.uint8]:
-    """Return the colour of each unit, as `codes_of` chooses it: uint8[..., 3]."""
-    return COLORS[codes_of(states, owners)]
 
 
 def pixel_states(replay: Replay) -> tuple[npt.NDArray[np.uint8], IntArray, TimeBins]:

@@ -21,6 +21,7 @@ from kvsim.memory.waste import SlotState
 from kvsim.metrics import Summary, summarize
 from kvsim.metrics.summary import hit_words
 from kvsim.plots import plans, save
+from kvsim.plots.colors import THEMES
 from kvsim.plots.sampling import waste_of
 from kvsim.plots.style import STATE_LABELS
 from kvsim.plots.words import distinct_names, label, memory, policy_label, provenance, seconds
@@ -28,13 +29,16 @@ from kvsim.profiles import extrapolation
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from kvsim.plots.colors import Theme
     from kvsim.recording import Recording
 
 PAGE, TEXT, FIGURES = "report.html", "report.md", "figures"
 Row: TypeAlias = tuple[str, tuple[str, ...]]
 """Row of a table: a label, and a cell for each recording."""
+_CODE_GROUND: Mapping[Theme, str] = {"light": "#f4f6f8", "dark": "#1b2027"}
+"""Background of commands on the page."""
 _TEMPLATE = Path(__file__).with_name("report.html")
 
 
@@ -70,25 +74,31 @@ def write_report(
     *,
     given_as: Sequence[str] = (),
     overwrite: bool = False,
+    theme: Theme = "light",
     progress: Callable[[int, int], None] | None = None,
 ) -> Path:
     """Write the folder `path` with `report.html`, `report.md` and `figures/`; return the path of the page.
 
     `given_as` has the names of the recordings on the command line. An earlier report is replaced; with `overwrite`,
-    other output of kvsim is, too. `progress` is called with the number of figures that are drawn, and of all.
+    other output of kvsim is, too. `theme` is that of the page and of its figures. `progress` is called with the number
+    of figures that are drawn, and of all.
     """
     if not recordings:
         raise UsageError("a report is of at least one recording, and none was given.")
     arguments = list(given_as) or [recording.name for recording in recordings]
-    again = shlex.join(["kvsim", "report", *arguments, "-o", str(path)])
+    again = shlex.join(["kvsim", "report", *arguments, "-o", str(path), *_flags_of(theme)])
     with replacing_folder(path, "report", overwrite=overwrite) as folder:
         (folder / FIGURES).mkdir(parents=True)
-        figures = _draw(recordings, arguments, folder, progress)
+        figures = _draw(recordings, arguments, folder, theme, progress)
         facts = facts_of(recordings, again)
-        for name, contents in ((TEXT, _markdown(facts, figures)), (PAGE, _page(facts, figures, folder))):
+        for name, contents in ((TEXT, _markdown(facts, figures)), (PAGE, _page(facts, figures, folder, theme))):
             with whole_file(folder / name, made_by="report") as file:
                 file.write_text(contents, encoding="utf-8")
     return Path(path) / PAGE
+
+
+def _flags_of(theme: Theme) -> list[str]:
+    return [] if theme == "light" else ["--theme", theme]
 
 
 def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
@@ -108,7 +118,11 @@ def facts_of(recordings: Sequence[Recording], again: str) -> Facts:
 
 
 def _draw(
-    recordings: Sequence[Recording], arguments: Sequence[str], folder: Path, progress: Callable[[int, int], None] | None
+    recordings: Sequence[Recording],
+    arguments: Sequence[str],
+    folder: Path,
+    theme: Theme,
+    progress: Callable[[int, int], None] | None,
 ) -> list[ReportFigure]:
     """Draw the figures of the report into `folder`. Figures for which the recordings lack data are left out.
 
@@ -120,11 +134,12 @@ def _draw(
             progress(number, len(todo))
         file = f"{FIGURES}/{plan.file_stem}.png"
         try:
-            picture = plan.draw(purpose="web")
+            picture = plan.draw(purpose="web", theme=theme)
         except KvsimError:
             continue  # the recordings lack something that this figure needs, such as a known GPU
         save(picture, folder / file)
-        again = ["kvsim", "plot", plan.kind, *(arguments[row] for row in plan.rows), "-o", f"{plan.file_stem}.png"]
+        shows = [arguments[row] for row in plan.rows]
+        again = ["kvsim", "plot", plan.kind, *shows, "-o", f"{plan.file_stem}.png", *_flags_of(theme)]
         shown.append(ReportFigure(file=file, alt_text=picture.alt_text, command=shlex.join(again)))
     return shown
 
@@ -235,7 +250,7 @@ def _markdown(facts: Facts, figures: Sequence[ReportFigure]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _page(facts: Facts, figures: Sequence[ReportFigure], folder: Path) -> str:
+def _page(facts: Facts, figures: Sequence[ReportFigure], folder: Path, theme: Theme) -> str:
     """Return the report as an HTML page that contains the figures of `folder`."""
 
     def table(rows: Sequence[Row], kind: str) -> str:
@@ -254,7 +269,14 @@ def _page(facts: Facts, figures: Sequence[ReportFigure], folder: Path) -> str:
             f"<figcaption><code>{html_text(shown.command)}</code></figcaption></figure>"
         )
 
+    colors = THEMES[theme]
     parts = {
+        "@THEME@": theme,
+        "@INK@": colors.ink,
+        "@GROUND@": colors.ground,
+        "@MUTED@": colors.muted,
+        "@GRID@": colors.grid,
+        "@CODE@": _CODE_GROUND[theme],
         "@TITLE@": html_text(facts.title),
         "@LEAD@": "".join(f"<li>{html_text(sentence)}</li>" for sentence in facts.lead),
         "@RESULTS@": table(facts.results, "figures"),

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image, ImageColor
 
 from kvsim.plots.report_page import facts_of
 from kvsim.recording import read
@@ -64,6 +65,22 @@ def test_the_commands_do_it_again(kvsim: Run, folder: Path, tmp_path: Path) -> N
     command = shlex.split(re.findall(r"^`(kvsim plot waste-bars .*)`$", text, re.MULTILINE)[0])
     assert kvsim(*command[1:-1], tmp_path / "again.png", folder=folder).returncode == 0
     assert (tmp_path / "again.png").read_bytes() == (folder / "out" / "figures" / "waste-bars.png").read_bytes()
+
+
+def test_a_dark_report_is_dark_with_its_figures_and_so_are_its_commands(kvsim: Run, folder: Path) -> None:
+    assert kvsim("report", "a <b> & c/paged", "-o", "dark", "--theme", "dark", folder=folder).returncode == 0
+    page = (folder / "dark" / "report.html").read_text(encoding="utf-8")
+    ground = re.search(r"color-scheme: dark;.* --ground: (#\w+);", page)
+    assert ground
+    text = (folder / "dark" / "report.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^`(kvsim plot .*)`$", text, re.MULTILINE)
+    figures = sorted((folder / "dark" / "figures").glob("*.png"))
+    assert len(commands) == len(figures) > 5
+    for figure in figures:
+        with Image.open(figure) as image:
+            assert image.convert("RGB").getpixel((0, 0)) == ImageColor.getrgb(ground[1])
+    assert all(command.endswith(" --theme dark") for command in commands)
+    assert "kvsim report 'a <b> & c/paged' -o dark --theme dark" in text
 
 
 def test_a_folder_that_is_no_report_is_left_alone(kvsim: Run, folder: Path) -> None:

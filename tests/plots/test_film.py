@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
+from PIL import ImageColor
 from PIL.GifImagePlugin import GifImageFile
 
+from kvsim.cli import cli
 from kvsim.display.palette import channels_of
 from kvsim.errors import RecordingError, UsageError
 from kvsim.memory.waste import NUM_STATES, SlotState
@@ -25,12 +28,15 @@ from kvsim.plots.film_page import write_page
 from kvsim.plots.film_picture import frame_images, write_gif, write_mp4
 from kvsim.replay import Replay
 
+from ..conftest import PRESSURE
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from PIL import Image
 
+    from kvsim.plots.colors import Theme
     from kvsim.plots.film import Film
     from kvsim.recording import Recording
 
@@ -157,6 +163,40 @@ def test_a_page_has_its_data_in_it(by_hand: Recording, tmp_path: Path) -> None:
         write_page(film, tmp_path / "b.html", frames_per_s=8, max_bytes=1000)
 
 
+def test_a_dark_film_has_the_colours_of_the_dark_interface(by_hand: Recording, static: Recording) -> None:
+    for recording in (by_hand, static):
+        film = film_of([recording], num_frames=3)
+        light, dark = (
+            [np.asarray(image.convert("RGB")) for image in frame_images(film, theme)] for theme in ("light", "dark")
+        )
+        for theme, frames in (("light", light), ("dark", dark)):
+            colors = THEMES[theme]  # type: ignore[index]
+            corner = frames[0][0, 0].tolist()
+            assert corner == list(ImageColor.getrgb(colors.ground))
+            shown = {tuple(color) for frame in frames for color in np.unique(frame.reshape(-1, 3), axis=0).tolist()}
+            held = {channels_of(color) for color in (*colors.owners, colors.states[SlotState.PADDING])}
+            assert shown & held
+            assert ImageColor.getrgb(colors.ink) in shown
+        assert [frame.shape for frame in light] == [frame.shape for frame in dark]
+
+
+def test_a_theme_is_of_films_that_do_not_follow_the_readers_system(tmp_path: Path) -> None:
+    films = []
+    for theme in ("light", "dark"):
+        flags = ["animate", PRESSURE, "-o", str(tmp_path / f"{theme}.gif"), "--length", "1"]
+        made = CliRunner().invoke(cli, [*flags, "--theme", theme])
+        assert made.exit_code == 0, made.output
+        with GifImageFile(str(tmp_path / f"{theme}.gif")) as image:
+            films.append(image.convert("L").getpixel((0, 0)))
+    assert films[0] > 250
+    assert films[1] < 40
+    for name in ("a.html", "a.svg"):
+        flags = ["animate", PRESSURE, "-o", str(tmp_path / name), "--theme", "dark"]
+        refused = CliRunner().invoke(cli, flags)
+        assert isinstance(refused.exception, UsageError | SystemExit)
+        assert not (tmp_path / name).exists()
+
+
 def test_an_mp4_needs_ffmpeg(by_hand: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     film = film_of([by_hand], num_frames=3)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -210,8 +250,8 @@ def test_an_ffmpeg_that_ends_early_gets_no_more_frames(
 ) -> None:
     drawn = []
 
-    def counted(film: Film) -> Iterator[Image.Image]:
-        for image in frame_images(film):
+    def counted(film: Film, theme: Theme) -> Iterator[Image.Image]:
+        for image in frame_images(film, theme):
             drawn.append(image)
             yield image
 
