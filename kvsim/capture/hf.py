@@ -166,6 +166,7 @@ class GenerateRecorder:
         return self._builder.finish(meta, name)
 
     def _recorded_generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Call `generate()`, with a hook after each step, and record the batch."""
         inputs = kwargs.get("input_ids", kwargs.get("inputs", args[0] if args else None))
         if inputs is None:
             return self._generate(*args, **kwargs)
@@ -236,6 +237,7 @@ class _RecordedBatch:
         self._start_s = time_s
 
     def step(self, time_s: float, counters: dict[str, int]) -> None:
+        """Record a step that ends at `time_s`: of whole prompts at first, then of one token for each row."""
         builder, rows = self._builder, self._rows
         tokens, done = (self._width, 0) if self._num_steps == 0 else (1, self._width + self._num_steps - 1)
         builder.begin_event()

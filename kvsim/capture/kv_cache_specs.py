@@ -55,6 +55,7 @@ def _first(spec: Any) -> Any:
 
 
 def _group(spec: Any, num_layers: int, number: int) -> KVCacheGroup:
+    """Return the group of `num_layers` layers that have vLLM's `spec`; `number` becomes `KVCacheGroup.spec`."""
     kind = _KINDS.get(type(spec).__name__)
     if kind is None:
         raise RecordingError(

@@ -160,6 +160,7 @@ class TableWatch:
             self._recorder.report("release", *self._deferred.popleft())
 
     def _watch_memory(self) -> None:
+        """Replace the functions of vLLM that change block tables by ones that also report the changes."""
         manager, pool = self._manager, self._manager.block_pool
         allocate_slots, free, evict = manager.allocate_slots, manager.free, pool._maybe_evict_cached_block
         pop_blocks = getattr(manager, "pop_blocks_for_free", None)

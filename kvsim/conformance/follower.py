@@ -108,6 +108,7 @@ class Follower:
 
 
 def _demand(recorded: Recorded) -> Demand:
+    """Return the recorded requests for the engine. The order of their arrivals takes the place of times."""
     requests, block_size, longest = (
         recorded.recording.requests,
         recorded.cache.block_size,

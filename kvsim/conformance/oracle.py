@@ -297,6 +297,7 @@ class OracleRun:
             self._num_units[int(row.kind)] += int(row.length)
 
     def _schedule_record(self, batch: dict[int, int]) -> dict[str, Any]:
+        """Return the record of a step that schedules `batch`, the number of tokens by number of a sequence."""
         driver = self._driver
         preempted = driver.preempted()
         self._num_steps += 1
@@ -391,6 +392,7 @@ class OracleRun:
         return record
 
     def _state_record(self, proposed: Collection[str] = ()) -> dict[str, Any]:
+        """Return the part of a record with the state of the engine: queues, block tables and free blocks."""
         driver, num_free = self._driver, int(self._state.num_free)
         sequences = driver.engine.sequences
         live = {self._name(row + 1): row + 1 for row in self._arrived if sequences[row + 1].status in _LIVE}

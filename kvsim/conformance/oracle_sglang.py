@@ -180,6 +180,7 @@ class SGLangRun:
         yield {"kind": "end", "pass": number, "forwards": self._num_steps} | self._sizes()
 
     def _pass(self, number: int, in_flight: deque[tuple[int, list[int]]]) -> Iterator[dict[str, Any]]:
+        """Run one scheduler pass, and yield its records. `in_flight` has steps without output, oldest first."""
         driver, state, radix = self._driver, self._engine.state, self._radix
         self._has_launched = False
         while True:
@@ -342,6 +343,7 @@ class SGLangRun:
         }
 
     def _events(self) -> dict[str, Any]:
+        """Return what was evicted, freed as a duplicate or retracted since the last call."""
         evicted: list[dict[str, Any]] = []
         duplicates: list[list[int]] = []
         retracted: list[dict[str, Any]] = []

@@ -112,6 +112,7 @@ def _spread(values: npt.NDArray[AnyScalar], inserted: IntArray, place: IntArray)
 
 
 def _recorded_moments(recording: Recording) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the kind, the row and the `seq` of every recorded moment, in their order."""
     requests, steps = recording.requests, recording.steps
     outputs = steps.output_seq
     if (requests.status == RequestStatus.UNFINISHED).any():

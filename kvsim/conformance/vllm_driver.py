@@ -487,6 +487,7 @@ class SchedulerDecisions:
         return {}
 
     def _scheduled(self, *arguments: Any, **more: Any) -> Any:
+        """Call vLLM's `schedule`, and emit the record of its step."""
         self._preempted = []
         output = self._schedule(*arguments, **more)
         self._numbers[id(output)] = self._num_steps
@@ -533,6 +534,7 @@ class SchedulerDecisions:
         return outputs
 
     def _state(self) -> Record:
+        """Return the part of a record with the state of vLLM: queues, block tables and free blocks."""
         scheduler, manager = self._scheduler, self._scheduler.kv_cache_manager
         pool, requests = manager.block_pool, scheduler.requests
         state = {

@@ -134,6 +134,7 @@ class _Compact:
         return header & 15, header >> 4 if header >> 4 < 15 else self._varint()
 
     def _skip(self, kind: int, depth: int) -> None:
+        """Pass over a value of `kind`, the number of a type in Thrift's compact protocol."""
         match kind:
             case 1 | 2:  # true and false are in the header
                 pass

@@ -209,6 +209,7 @@ class SGLangServer(SearchedServer, SGLangSettings):
             return SGLangSettings().max_running_requests
 
     def _check_arguments(self) -> None:
+        """Raise a `UsageError` for what SGLang refuses when it starts, and for what kvsim does not follow."""
         model, page = self.model, self.page_size
         pages, longest = page_sizes(self.gpu, model), model.max_position_embeddings
         by_priority = self.enable_priority_scheduling

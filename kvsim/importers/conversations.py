@@ -44,6 +44,7 @@ def read(source: TextSource) -> Workload:
 
 
 def _add(requests: RequestCollector, row: SourceRow, images: ImageColumn) -> None:
+    """Add the turn in `row`, and check its fields against the earlier turn for which it waits."""
     unknown = [name for name in row.fields if name not in _KNOWN]
     if unknown:
         raise row.error(f"there is no field {shortened(unknown[0])}; the fields are {', '.join(_KNOWN)}")

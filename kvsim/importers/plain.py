@@ -182,6 +182,7 @@ def _ours(name: str) -> str:
 
 
 def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
+    """Read all rows: whole blocks of columns at once where possible, other rows one by one."""
     turns = TurnLines() if "after" in names.optional else None
     if turns is not None and (names.arrival is None or "id" not in names.optional):
         raise WorkloadError(f"{source.path}, line 1: the column after needs the columns id and arrival_s; add them.")
@@ -219,6 +220,7 @@ def _read(source: TextSource, names: _Names, published: str | None) -> Workload:
 def _add(
     requests: RequestCollector, row: SourceRow, names: _Names, lines_by_id: dict[str, int], images: ImageColumn
 ) -> None:
+    """Add the request in `row`, whose optional columns have the names of the file in `names.optional`."""
     output_tokens = row.whole(names.output)
     arrival = None if names.arrival is None else row.fields[names.arrival]
     if not names.optional:

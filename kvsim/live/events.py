@@ -38,6 +38,7 @@ def parse(text: bytes) -> list[Any]:
 
 
 def _is_event(event: list[Any]) -> bool:  # noqa: PLR0911, PLR0912  one branch for each word
+    """Tell whether `event` has the form of one of the events in `kvsim.recording.eventlog`."""
     match event:
         case ["emit", request, time_s, count]:  # almost all events
             return _count(request) and _count(count) and _time(time_s)

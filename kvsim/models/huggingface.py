@@ -229,6 +229,7 @@ def _has_heads(text: Config) -> bool:
 
 
 def _architecture(config: Config) -> str:
+    """Return the first architecture with a rule. Raise a `UsageError` that says why there is none."""
     if config.flag("is_encoder_decoder", default=False):
         raise UsageError(f"{config.where} says is_encoder_decoder = true; kvsim knows models without cross attention.")
     named = config.texts("architectures") or ()

@@ -162,6 +162,7 @@ def _lead(names: Sequence[str], summaries: Sequence[Summary]) -> list[str]:
 
 
 def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
+    """Return the rows that say what was run: a label, and a cell for each recording."""
 
     def row(label: str, cell: Callable[[Recording], str]) -> Row:
         return label, tuple(map(cell, recordings))
@@ -189,6 +190,7 @@ def _about(recordings: Sequence[Recording]) -> tuple[Row, ...]:
 
 
 def _results(summaries: Sequence[Summary]) -> tuple[Row, ...]:
+    """Return the rows with the results: a label, and a cell for each summary."""
 
     def row(label: str, cell: Callable[[Summary], str]) -> Row:
         return label, tuple(map(cell, summaries))

@@ -87,6 +87,7 @@ def _check_seq(recording: Recording, folder: Path) -> None:
 
 
 def _check_memory(recording: Recording, file: Path) -> None:
+    """Check the memory table: its references, the order of its events, and the range of its units."""
     memory, pool = recording.memory, recording.meta.pool
     has_request = memory.kind != MemoryKind.EVICT
     known = within(memory.request, len(recording.requests))

@@ -112,6 +112,7 @@ def _hit_tokens(recording: Recording, residencies: ResidencyRows) -> npt.NDArray
 
 
 def _check_copies(recording: Recording, copies: Copies, folder: Path) -> None:
+    """Check that loads fill allocated blocks from slots with content, and that steps count all copies."""
     steps, file = recording.steps, folder / "copies.parquet"
     memory = recording.memory
     rows = np.flatnonzero(memory.kind == MemoryKind.APPEND)

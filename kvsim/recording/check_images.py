@@ -162,6 +162,7 @@ class _Cache:
 
 
 def _check_computed(recording: Recording, images: PromptImages, events: EncoderEvents, file: Path) -> None:
+    """Check that a request holds an image in the encoder cache while it computes the image's tokens."""
     held = _holding_steps(events, len(recording.steps))
     frees_repeated = not rules_of(recording.meta.stated_release or DEFAULT_RELEASE).counts_repeated_images
     # The first step of a recording that begins in the middle stands for all steps before it.

@@ -39,6 +39,7 @@ def check_reservations(recording: Recording, residencies: ResidencyRows, folder:
 
 
 def _check_requested(recording: Recording, rows: IntArray, requested: IntArray, file: Path) -> None:
+    """Check `requested`, the slots asked for in the memory `rows`, against the rule of the policy."""
     requests, policy = recording.requests, recording.meta.policy
     request, longest = recording.memory.request[rows], policy.get("max_model_len", NO_LIMIT)
     prompt, output = requests.prompt_tokens.astype(np.int64), requests.output_tokens.astype(np.int64)

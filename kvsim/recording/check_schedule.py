@@ -150,6 +150,7 @@ def _sum_per_step(schedule: Schedule, num_steps: int, amount: IntArray, repeats:
 
 
 def _check_rows_of_requests(recording: Recording, file: Path) -> None:
+    """Check that the rows of a request are in order and, except after preemptions, without gaps."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     arrived = requests.arrival_seq[schedule.request] <= steps.schedule_seq[schedule.step]
     require(arrived, file, "the request has not arrived yet")
@@ -265,6 +266,7 @@ def _check_outputs(recording: Recording, known: IntArray, outputs: IntArray, fil
 
 
 def _check_requests_against_schedule(recording: Recording, ends: Ends, file: Path) -> None:
+    """Check status, outputs and times of the requests against the tokens and steps of the schedule."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     final = np.zeros(len(requests), np.int64)
     np.maximum.at(final, schedule.request, computed_after(schedule))

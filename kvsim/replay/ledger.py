@@ -196,6 +196,7 @@ def _has_single_units(recording: Recording) -> bool:
 
 
 def _check_apart(recording: Recording) -> None:
+    """Check that no unit is in two extents at once."""
     memory = recording.memory
     repeat = np.ones(len(memory), np.int64) if memory.repeat is None else memory.repeat.astype(np.int64)
     ends = (memory.address + memory.length * repeat).tolist()

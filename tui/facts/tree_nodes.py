@@ -147,6 +147,7 @@ class _Units:
 
 
 def _root_nodes(session: Session, units: _Units) -> list[TreeNode]:
+    """Build the tree from the tables and the cached units; return the nodes at the root."""
     replay, frame = session.replay, session.player.frame
     paths = {row: table[: in_tree_units(session, row)] for row, table in units.tables.items()}
     num_holders = np.zeros(replay.num_units, np.int64)

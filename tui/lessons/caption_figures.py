@@ -88,6 +88,7 @@ class Figures:
         return _FIELD.sub(lambda match: self._figure(match[1]), text)
 
     def _figure(self, name: str) -> str:
+        """Return the text of the figure `name`, such as `waste.free`."""
         match name.split("."):
             case ["waste", what]:
                 found = self._waste(what)

@@ -5,7 +5,7 @@ Without colours, each state has its own glyph; without Unicode, its own ASCII ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from kvsim.display.palette import DARK_GROUND, HUES_ON_DARK, HUES_ON_LIGHT, channels_of, mixed
@@ -45,7 +45,7 @@ LIGHT_INK: Final = "#ffffff"
 class Palette:
     """Colours of pictures on a dark or a light background."""
 
-    states: dict[SlotState, str]
+    states: dict[SlotState, str] = field(hash=False)
     hues: tuple[str, ...]
     """Hues of owners. Successive hues differ in hue and in lightness, for colour-blind readers."""
     kinds: tuple[str, ...]

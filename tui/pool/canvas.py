@@ -268,6 +268,7 @@ class Canvas:
         return paints
 
     def _fill(self, cells: IndexArray) -> KeyArray:
+        """Draw each cell, which is one unit, filled as far as the unit is written."""
         tiling, lit = self.tiling, self._lit(cells)
         units = np.minimum(cells, tiling.num_units - 1)
         first, second = (dimmed(paints[units], lit) for paints in (self._paints.written, self._paints.rest))

@@ -125,53 +125,24 @@ def hue_of(request: int) -> int:
     return request % NUM_HUES
 
 
+@lru_cache(maxsize=8)  # called for every sample of a legend; the result changes only with the theme
 def paint_colors(palette: Palette) -> tuple[str, ...]:
     """Return the colour of every paint, then from index `DIM` on the greys of all paints."""
-    states = tuple(palette.states[state] for state in SlotState)
-    return _colors(
-        states,
-        palette.hues,
-        palette.kinds,
-        palette.changes,
-        palette.shared,
-        palette.shared_by_two,
-        palette.aged,
-        palette.cursor,
-        palette.followed,
-        palette.next_free,
-        palette.void,
-    )
-
-
-@lru_cache(maxsize=8)  # called for every sample of a legend; the result changes only with the theme
-def _colors(
-    states: tuple[str, ...],
-    hues: tuple[str, ...],
-    kinds: tuple[str, ...],
-    changes: tuple[str, ...],
-    shared: str,
-    shared_by_two: str,
-    aged: str,
-    cursor: str,
-    followed: str,
-    next_free: str,
-    void: str,
-) -> tuple[str, ...]:
+    void, bright, steps = palette.void, palette.states[SlotState.TOKEN], len(HOLDER_STEPS)
     colors = [void] * DIM
-    colors[: len(SlotState)] = states
-    colors[LOADING_HUED], colors[SHARED] = cursor, shared
-    colors[UnitChange.TAKEN : UnitChange.TAKEN + len(UnitChange)] = changes
-    colors[OWNER : OWNER + NUM_HUES] = hues
-    bright, steps = states[SlotState.TOKEN], len(HOLDER_STEPS)
-    colors[AGE : AGE + AGES] = [mixed(aged, bright, level / (AGES - 1)) for level in range(AGES)]
+    colors[: len(SlotState)] = [palette.states[state] for state in SlotState]
+    colors[LOADING_HUED], colors[SHARED] = palette.cursor, palette.shared
+    colors[UnitChange.TAKEN : UnitChange.TAKEN + len(UnitChange)] = palette.changes
+    colors[OWNER : OWNER + NUM_HUES] = palette.hues
+    colors[AGE : AGE + AGES] = [mixed(palette.aged, bright, level / (AGES - 1)) for level in range(AGES)]
     colors[HOLDERS] = mixed(bright, void, 0.6)
     colors[HOLDERS + 1 : HOLDERS + steps + 1] = [
-        mixed(shared_by_two, shared, (level - 1) / (steps - 1)) for level in range(1, steps + 1)
+        mixed(palette.shared_by_two, palette.shared, (level - 1) / (steps - 1)) for level in range(1, steps + 1)
     ]
-    colors[KIND : KIND + _NUM_KINDS] = kinds
-    colors[KEPT : KEPT + NUM_HUES] = [mixed(hue, void, _KEPT_SHARE) for hue in hues]
-    colors[FOLLOWED], colors[FOLLOWED_SHARED] = followed, mixed(followed, "#ffffff", 0.45)
-    colors[PARTLY], colors[NEXT] = mixed(bright, states[SlotState.RESERVED], 0.5), next_free
+    colors[KIND : KIND + _NUM_KINDS] = palette.kinds
+    colors[KEPT : KEPT + NUM_HUES] = [mixed(hue, void, _KEPT_SHARE) for hue in palette.hues]
+    colors[FOLLOWED], colors[FOLLOWED_SHARED] = palette.followed, mixed(palette.followed, "#ffffff", 0.45)
+    colors[PARTLY], colors[NEXT] = mixed(bright, palette.states[SlotState.RESERVED], 0.5), palette.next_free
     return (*colors, *(_shade(paint, color, void) for paint, color in enumerate(colors)))
 
 

@@ -173,6 +173,7 @@ class Paints:
         return len(self._lit_units) > 0
 
     def _paint(self, units: IndexArray) -> None:
+        """Compute the paints of `units`, written part, rest and whole, from their states and `by`."""
         states, replay = self._states, self._replay
         dominant, rest, fill = states.dominant[units], states.rest[units], states.fill[units]
         if self._is_fragmented:

@@ -50,6 +50,7 @@ class Inspector(Panel):
         return lines
 
     def _everything(self, num_stays: int) -> list[Strip]:
+        """Return all lines: of the unit at the cursor, and of the followed request."""
         session = self.session
         lines = []
         if session.selected is not None:

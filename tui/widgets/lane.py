@@ -120,6 +120,7 @@ class LaneFigures(Widget):
         return "memory" in self._figure_names() and self._pool.color_by is not ColorBy.LAYERS
 
     def _segments(self, figure: str, width: int) -> list[Segment]:
+        """Return the line of `figure`, one of `_figure_names`, in `width` cells."""
         text, label, room = self._style("text"), self._style("label"), width - _LABEL_WIDTH
         match figure:
             case "name":
