@@ -93,6 +93,7 @@ class ImageWatch:
         self._report("images", self._rows[request.request_id], rows)
 
     def _check(self, name: str, features: list[Any], release: str) -> None:
+        """Raise a `RecordingError` if kvsim cannot follow the images of request `name`."""
         problem = ""
         if type(self._cache).__name__ not in _FOLLOWED or getattr(self._scheduler, "ec_connector", None) is not None:
             problem = "the engine keeps encoder outputs in another place than vLLM's own encoder cache"

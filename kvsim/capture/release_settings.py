@@ -107,6 +107,7 @@ def _check_parallelism(scheduler: Any, layout: KVCacheLayout, *, offloads: bool)
 
 
 def _check_blocks(scheduler: Any) -> None:
+    """Raise a `RecordingError` if the engine handles blocks in a way that a recording cannot state."""
     _refuse(
         getattr(scheduler.kv_cache_manager.coordinator, "enable_partial_hash_hits", False),
         "prefixes may end inside a block (--prefix-match-unit), and a recording has no copies of blocks.",

@@ -196,6 +196,7 @@ class TableWatch:
         self._watch_windows()
 
     def _watch_windows(self) -> None:
+        """Replace, for models with windows, the functions of vLLM that free the blocks outside a window."""
         coordinator, pool = self._manager.coordinator, self._manager.block_pool
         removing: list[str] = []
 

@@ -151,6 +151,7 @@ def _picture(kind: str, names: Sequence[str], labels: tuple[str, ...], order: st
 def _arranged(
     runs: list[Recording], labels: tuple[str, ...], order: str | None
 ) -> tuple[list[Recording], tuple[str, ...]]:
+    """Return the runs and their names, in the `order` of names that the user gave."""
     from kvsim.plots.words import names_for
 
     names = names_for(runs, labels, len(runs))

@@ -69,6 +69,7 @@ class Follower:
         return at, parts
 
     def _done(self, begin: int, num_moments: int) -> EventColumns:
+        """Return the events that the engine wrote in `num_moments` moments of the recording from `begin` on."""
         engine, state = self.driver.engine, self.driver.engine.state
         num_steps, since = state.num_steps - state.first_step, int(state.seq) - num_moments + 1 - begin
         of_steps = [

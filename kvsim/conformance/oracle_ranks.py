@@ -46,6 +46,7 @@ def verify_ranks(document: Any, where: str, records: Iterable[tuple[int, Mapping
 
 
 def _choices(document: Mapping[str, Any], where: str, release: str) -> Iterator[dict[str, Any]]:
+    """Yield, for each added request, the rank that the front end chooses and the counts it has then."""
     size = document["ranks"]
     if type(size) is not int or size < 1:
         raise WorkloadError(f"{where}: ranks should be a number from 1 on, not {size!r}.")

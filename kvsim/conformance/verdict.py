@@ -90,6 +90,7 @@ def difference(moment: str, recorded: Mapping[str, Any], simulated: Mapping[str,
 
 
 def _lines(label: str, recorded: Any, simulated: Any) -> Iterator[VerdictLine]:
+    """Yield the first keys and elements that differ, and a few equal elements around them."""
     if recorded == simulated:
         return
     if isinstance(recorded, Mapping) and isinstance(simulated, Mapping):

@@ -143,6 +143,7 @@ class Clock:
         return times
 
     def _text(self, row: SourceRow, text: str) -> float | int:
+        """Return the number in `text`, or the time of its date. Numbers must have one decimal mark."""
         found = _NUMBER.fullmatch(text)
         if found is None:
             return self._date(row, text)

@@ -67,6 +67,7 @@ def kinds(page: str, prefix: str) -> dict[str, str]:
 
 
 def _sample(line: str) -> Sample:
+    """Parse a line of the text format: name, labels and value."""
     name = _NAME.match(line) if len(line) <= _MAX_LINE else None
     if name is None:
         raise _no_sample(line)

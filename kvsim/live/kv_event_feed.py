@@ -175,6 +175,7 @@ class KvEventFeed:
             self._next, self._heard_s = number + 1, self._clock()
 
     def _ask_again(self, first: int) -> None:
+        """Ask the server to send its events again, from number `first` on, and take those not seen yet."""
         socket = self._context.socket(self._zmq.DEALER)
         socket.setsockopt(self._zmq.MAXMSGSIZE, MAX_BYTES)
         try:

@@ -121,6 +121,7 @@ class Mirror:
         return event
 
     def _apply_to_memory(self, event: list[Any]) -> None:
+        """Change the mirrored tables, holders and cached blocks as `event` says."""
         match event:
             case ["append" | "share", row, position, blocks, *group]:
                 request = self._requests[row]

@@ -201,6 +201,7 @@ def _account(replay: Replay, unusable: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def _totals_of_one_group(replay: Replay, free: Numbers, cached: Numbers, unusable: Numbers) -> SlotTotals:
+    """Return the totals at every frame for a pool without several KV-cache groups."""
     tables, held = _FrameSlots.of(replay), replay.num_units * replay.unit_slots - free
     progress = Ramps(replay)
     overrun = progress.total_between(replay.full, np.full_like(replay.full, _NO_LIMIT))

@@ -257,6 +257,7 @@ def _cache_parameters(config: Config, layer: Layer) -> int:
 
 
 def _recurrent(config: Config, layer: Recurrent) -> int:
+    """Return the number of parameters of a recurrent layer: its projections, convolution and state rule."""
     hidden = hidden_size(config)
     match layer:
         case Mamba1():

@@ -90,6 +90,7 @@ def check_agreement(recording: Recording, ends: Ends, folder: Path) -> None:
 
 
 def _check_adapters(recording: Recording, file: Path) -> None:
+    """Check the numbers of adapters, and that no step computes requests of more than `max_loras`."""
     adapter, slots = recording.requests.adapter, recording.meta.policy.get("max_loras")
     if adapter is None:
         return
@@ -221,6 +222,7 @@ def _cut_drafts(recording: Recording, rows: IntArray, is_admission: npt.NDArray[
 
 
 def _check_known(recording: Recording, known: IntArray, file: Path) -> None:
+    """Check that known tokens never fall, and grow by at most the tokens that the steps before verify."""
     schedule, requests, steps = recording.schedule, recording.requests, recording.steps
     rows = stable_order(schedule.request, len(requests))
     request, tokens = schedule.request[rows], schedule.tokens[rows].astype(np.int64)

@@ -120,6 +120,7 @@ class TableFile:
                 self._bytes.close()
 
     def _write(self, num_rows: int) -> None:
+        """Write the first `num_rows` waiting rows, in groups of `rows_per_group`."""
         rows = pa.concat_tables(self._waiting)
         if self._writer is None:
             self._bytes = _Hashing(self._file)

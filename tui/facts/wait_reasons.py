@@ -70,6 +70,7 @@ def _short_of_adapters(session: Session) -> tuple[str, ...]:
 
 
 def _short_of_memory(session: Session, *, beside_preemption: bool) -> tuple[str, ...]:
+    """Return why memory is too small for the first waiting request, longest text first."""
     unknown = ("too little memory is free",)
     head = next(iter(session.replay.waiting_requests().tolist()), None)
     need = None if head is None else units_needed(session, head)

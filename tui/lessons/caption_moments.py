@@ -70,6 +70,7 @@ def frame_of(session: Session, phrase: str) -> int:
 
 
 def _frame_of(session: Session, phrase: str) -> int | None:
+    """Return the frame that `phrase` names; None if the run has no such moment."""
     events = session.events
     frame: int | None
     match phrase.split():
