@@ -18,6 +18,7 @@ from kvsim.cli.attach import attach
 from kvsim.files.scratch import ENDING_SIGNALS
 from kvsim.recording import read
 from tests.live.vllm_like import serving
+from tests.thinned import one_of
 from tests.tui.test_live import Server
 from tests.waiting import until
 
@@ -90,7 +91,7 @@ ENDINGS: dict[str, Callable[[Terminal], None]] = {
 }
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", one_of(2, ENDINGS))
 def test_what_was_seen_is_a_recording(on_terminal: Callable[..., Terminal], tmp_path: Path, ending: str) -> None:
     server = Server()
     try:

@@ -16,7 +16,7 @@ FIT = ("fit", "--rate", "2", "--prompt-tokens", "50", "--output-tokens", "5", "-
 @pytest.mark.parametrize(
     "command",
     [
-        ("explain", "1", "--markdown", "-o", "out"),
+        pytest.param(("explain", "1", "--markdown", "-o", "out"), marks=pytest.mark.slow),
         ("reproduce", "kv-per-token", "--plot", "out.svg"),
         pytest.param((*FIT, "--figure", "out.svg"), marks=pytest.mark.slow),
         ("tui", "--lesson", "1", "--screenshot", "out.svg", "--size", "80x24"),

@@ -50,6 +50,18 @@ def busy() -> OracleWorkload:
     return read_workload(GOLDEN / "046.json")
 
 
+@pytest.fixture(scope="module")
+def watched(busy: OracleWorkload) -> Recording:
+    """A recording of the busy workload."""
+    return Watch(busy).recording()
+
+
+@pytest.fixture(scope="module")
+def plainly_watched(busy: OracleWorkload) -> Recording:
+    """The same from a recorder that saves no space and knows nothing of our own columns."""
+    return Watch(busy).plain_recording()
+
+
 @in_every_way
 def test_the_shipped_recording_under_pressure_is_equal(pressure: Recording, compiled: bool) -> None:
     verdict = verify_recording(pressure, compiled=compiled)
@@ -113,8 +125,8 @@ def test_evictions_of_prefixes_from_before_the_recording_are_not_expected(busy: 
     assert verify_recording(replace(recording, memory=type(memory)(**columns))).equal
 
 
-def test_a_recording_that_somebody_stopped_is_equal_as_far_as_it_goes(busy: OracleWorkload) -> None:
-    recording = cut(Watch(busy).plain_recording(), num_steps=1000)
+def test_a_recording_that_somebody_stopped_is_equal_as_far_as_it_goes(plainly_watched: Recording) -> None:
+    recording = cut(plainly_watched, num_steps=1000)
     assert (recording.requests.status == RequestStatus.UNFINISHED).any()
     verdict = verify_recording(recording)
     assert (verdict.equal, verdict.num_steps) == (True, 1000)
@@ -153,11 +165,10 @@ def cut(recording: Recording, num_steps: int) -> Recording:
     )
 
 
-def test_counts_of_seq_that_nobody_wrote_down_do_not_matter(busy: OracleWorkload) -> None:
-    recording = Watch(busy).recording()
-    requests, steps, memory = recording.requests, recording.steps, recording.memory
+def test_counts_of_seq_that_nobody_wrote_down_do_not_matter(watched: Recording) -> None:
+    requests, steps, memory = watched.requests, watched.steps, watched.memory
     sparse = replace(
-        recording,
+        watched,
         requests=replace(requests, arrival_seq=3 * requests.arrival_seq + 7),
         steps=replace(steps, schedule_seq=3 * steps.schedule_seq + 7, output_seq=3 * steps.output_seq + 7),
         memory=replace(memory, seq=3 * memory.seq + 7),
@@ -199,31 +210,28 @@ def changed(recording: Recording, table: str, column: str, row: int, by: int) ->
         ("memory", "address", MemoryKind.EVICT, "evicted["),
     ],
 )
-def test_one_changed_number_is_found(busy: OracleWorkload, table: str, column: str, row: Any, label: str) -> None:
-    recording = Watch(busy).plain_recording()
+def test_one_changed_number_is_found(plainly_watched: Recording, table: str, column: str, row: Any, label: str) -> None:
     if isinstance(row, MemoryKind):
-        row = first_step_with(recording, row)
-    verdict = verify_recording(changed(recording, table, column, row, by=1))
+        row = first_step_with(plainly_watched, row)
+    verdict = verify_recording(changed(plainly_watched, table, column, row, by=1))
     assert verdict.difference is not None
     assert any(line.label.startswith(label) and line.differs for line in verdict.difference.lines)
 
 
-def test_a_swap_of_two_requests_inside_a_step_is_found(busy: OracleWorkload) -> None:
-    recording = Watch(busy).plain_recording()
-    schedule = recording.schedule
+def test_a_swap_of_two_requests_inside_a_step_is_found(plainly_watched: Recording) -> None:
+    schedule = plainly_watched.schedule
     row = int(np.argmax(np.diff(schedule.step) == 0))
     order = np.arange(len(schedule))
     order[[row, row + 1]] = order[[row + 1, row]]
     columns = {name: getattr(schedule, name)[order] for name in ("step", "request", "computed_before", "tokens")}
-    verdict = verify_recording(replace(recording, schedule=replace(schedule, **columns)))
+    verdict = verify_recording(replace(plainly_watched, schedule=replace(schedule, **columns)))
     assert verdict.difference is not None
     assert verdict.difference.moment.startswith(f"step {schedule.step[row]} ")
 
 
-def test_another_engine_loop_is_found(busy: OracleWorkload) -> None:
-    recording = Watch(busy).recording()
-    other = {**recording.meta.engine, "async_scheduling": not busy.scheduler.async_scheduling}
-    assert not verify_recording(replace(recording, meta=replace(recording.meta, engine=other))).equal
+def test_another_engine_loop_is_found(busy: OracleWorkload, watched: Recording) -> None:
+    other = {**watched.meta.engine, "async_scheduling": not busy.scheduler.async_scheduling}
+    assert not verify_recording(replace(watched, meta=replace(watched.meta, engine=other))).equal
 
 
 @pytest.mark.parametrize(
@@ -236,10 +244,9 @@ def test_another_engine_loop_is_found(busy: OracleWorkload) -> None:
         {"watermark": 0.5},
     ],
 )
-def test_another_setting_is_found(busy: OracleWorkload, setting: dict[str, Any]) -> None:
-    recording = Watch(busy).recording()
-    engine = {**recording.meta.engine, **setting}
-    assert not verify_recording(replace(recording, meta=replace(recording.meta, engine=engine))).equal
+def test_another_setting_is_found(watched: Recording, setting: dict[str, Any]) -> None:
+    engine = {**watched.meta.engine, **setting}
+    assert not verify_recording(replace(watched, meta=replace(watched.meta, engine=engine))).equal
 
 
 def test_a_request_that_never_ends_here_is_found(pressure: Recording) -> None:
@@ -300,11 +307,10 @@ def test_only_paged_engines_with_block_ids_can_be_compared(
         verify_recording(replace(pressure, memory=type(pressure.memory).empty()))
 
 
-def test_what_a_comparison_cannot_do_without_is_named(pressure: Recording, busy: OracleWorkload) -> None:
-    recording = Watch(busy).recording()
-    blind = replace(recording.requests, prompt_hashes=Ragged.empty(len(recording.requests), np.int64))
+def test_what_a_comparison_cannot_do_without_is_named(pressure: Recording, watched: Recording) -> None:
+    blind = replace(watched.requests, prompt_hashes=Ragged.empty(len(watched.requests), np.int64))
     with pytest.raises(RecordingError, match=r"no prompt_hashes of request 'r\d+', which shares a prefix"):
-        verify_recording(replace(recording, requests=blind))
+        verify_recording(replace(watched, requests=blind))
     longest = int(pressure.requests.prompt_tokens.max())
     engine = {**pressure.meta.engine, "max_model_len": longest}
     with pytest.raises(RecordingError, match=f"a prompt of {longest} tokens would have been refused"):

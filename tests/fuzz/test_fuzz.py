@@ -51,12 +51,12 @@ def test_every_flag_of_every_command_is_tried(seeds: Seeds) -> None:
     assert len(there) > 400
 
 
-@pytest.mark.parametrize("first", one_of(2, range(7, 1000, 500)))
+@pytest.mark.parametrize("first", one_of(4, range(7, 2000, 500)))
 def test_a_value_that_is_hardly_right_ends_in_a_result_or_a_sentence(
     seeds: Seeds, tmp_path: Path, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # nothing is measured
-    outcomes = [run_flag(number, seeds, tmp_path / "case") for number in range(first, len(flags.every(seeds)), 1000)]
+    outcomes = [run_flag(number, seeds, tmp_path / "case") for number in range(first, len(flags.every(seeds)), 2000)]
     assert not [outcome for outcome in outcomes if outcome.problem]
 
 

@@ -185,7 +185,7 @@ def test_the_last_steps_are_the_same_when_they_are_read_again(file: Path, tmp_pa
         np.testing.assert_array_equal(getattr(again.meta, name), getattr(recent.recording.meta, name))
 
 
-@pytest.mark.parametrize("every", [1, 40, 300])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.slow), 40, 300])
 def test_between_two_polls_no_step_is_left_out(every: int) -> None:
     end = 0
     for recent, whole in looks_at(lines_of(LOGS[0]), every, tail_steps=3):
