@@ -242,8 +242,7 @@ def _opened(shown: Shown, at_s: float | None, *, live: bool = False) -> Session 
         # During playback the runs drift apart by themselves. A still shows them when the fastest run is half done.
         comparison.player.playing = live and at_s is None
         if not live and at_s is None:
-            comparison.player.go_to_time(comparison.lanes[0].session.player.duration_s / 2)
-            comparison.show()
+            comparison.show_halfway()
         return comparison
     guided = Guided(shown)
     if at_s is not None:

@@ -116,14 +116,19 @@ class Playbacks(AppInterface):
             runs, time_s, name = self._runs, playback.player.clock_s, playback.followed_name
             playing = playback.player.playing or not playback.player.frame
 
+            def served() -> ComparedRuns:
+                comparison = ComparedRuns(runs(), at_s=time_s)
+                # This run may take longer, such as static batches with the step times of their own engine.
+                if time_s > comparison.player.duration_s:
+                    comparison.show_halfway()
+                return comparison
+
             def play(comparison: ComparedRuns) -> None:
                 comparison.follow(name)
                 comparison.player.playing = playing
                 self.open_playback(self.playback_for(comparison))
 
-            self.run_in_thread(
-                lambda: ComparedRuns(runs(), at_s=time_s), play, "Serving the same requests under every policy"
-            )
+            self.run_in_thread(served, play, "Serving the same requests under every policy")
 
     def play_session(self, session: Session) -> None:
         """Play one run on top of the current playing screen."""

@@ -224,6 +224,18 @@ async def test_c_compares_and_returns(three_runs: list[Recording]) -> None:
         assert isinstance(app.playback, Watch)
 
 
+async def test_a_comparison_of_runs_that_have_all_ended_by_now_opens_halfway(three_runs: list[Recording]) -> None:
+    *faster, slowest = sorted(three_runs, key=lambda run: run.duration_s)
+    assert faster[-1].duration_s < slowest.duration_s
+    session = Session(slowest, at_s=slowest.duration_s)
+    app = KvsimApp(session, clock=lambda: 0.0, runs=lambda: faster)
+    async with app.run_test(size=SIZE) as pilot:
+        await pilot.press("c")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert app.playback.player.clock_s == pytest.approx(faster[0].duration_s / 2)
+
+
 async def test_what_cannot_be_compared_is_said(three_runs: list[Recording]) -> None:
     def fail() -> Sequence[Recording]:
         raise BudgetError("no room at all.")

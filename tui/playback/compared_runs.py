@@ -97,6 +97,11 @@ class ComparedRuns:
             lane.session.player.go_to_time(self.player.clock_s)
             lane.session.show()
 
+    def show_halfway(self) -> None:
+        """Move every run to the moment at which the fastest run is half done."""
+        self.player.go_to_time(min(lane.session.player.duration_s for lane in self.lanes) / 2)
+        self.show()
+
     def follow(self, name: str | None) -> None:
         """Follow the request with the id `name` in every run that has it. If `name` is None, follow no request."""
         for lane in self.lanes:
