@@ -346,10 +346,11 @@ class RecordingBuilder:
     def _outputs_so_far(self) -> IntArray:
         """Return the number of output tokens of each request, as far as the rows of the schedule state it."""
         schedule, prompt = self._schedule.to_table(self._num_steps), np.array(self._requests.columns["prompt_tokens"])
-        first, last = prompt.copy(), prompt.copy()
+        known_at_first, most_known = prompt.copy(), prompt.copy()
         assert schedule.known is not None
-        np.maximum.at(last, schedule.request, schedule.known)
-        first[schedule.request[::-1]] = schedule.known[::-1]  # more than the prompt if the recorder joined later
-        given = 0 if schedule.outputs is None else np.bincount(schedule.request, schedule.outputs, len(prompt))
-        outputs: IntArray = (np.maximum(first + given, last) - prompt).astype(np.int64)
+        np.maximum.at(most_known, schedule.request, schedule.known)
+        # The first row wins. It has more than the prompt if the recorder joined later.
+        known_at_first[schedule.request[::-1]] = schedule.known[::-1]
+        new = 0 if schedule.outputs is None else np.bincount(schedule.request, schedule.outputs, len(prompt))
+        outputs: IntArray = (np.maximum(known_at_first + new, most_known) - prompt).astype(np.int64)
         return outputs
