@@ -13,6 +13,7 @@ from kvsim.importers.arrival_times import NO_ARRIVALS, Clock
 from kvsim.importers.collect import RequestCollector
 from kvsim.importers.column_of_images import ImageColumn
 from kvsim.importers.turn_lines import TurnLines
+from kvsim.setting_fields import is_finite
 from kvsim.workload.turns import NONE, WHOLE
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _text(row: SourceRow, name: str) -> str | None:
 
 def _seconds(row: SourceRow, name: str) -> float:
     value = row.value(name)
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < float("inf"):
+    if not is_finite(value) or value < 0:
         raise row.error(f"{name} should be a number of seconds, 0 or more, not {shortened(value)}")
     return float(value)
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from kvsim.errors import UsageError, shortened
+from kvsim.files.values import is_number
 
 
 def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
@@ -20,7 +21,7 @@ def checked_rates(rates: Sequence[Any], name: str) -> tuple[float, ...]:
         UsageError: a rate is no share between 0 and 1, or rates rise.
     """
     for rate in rates:
-        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate <= 1:
+        if not is_number(rate, 0, 1):
             raise UsageError(f"{name} should be shares between 0 and 1, not {shortened(rate)}.")
     if any(later > rate for rate, later in pairwise(rates)):
         raise UsageError(

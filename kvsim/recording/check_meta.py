@@ -6,10 +6,12 @@ All other fields are only displayed, and are not checked.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvsim.errors import RecordingError, UsageError, shortened
+from kvsim.files.values import is_integer, is_number
 from kvsim.policies import EVERY_POLICY
 from kvsim.policies.speculative_config import SpeculativeConfig
 from kvsim.recording.model import HASH_TOKENS
@@ -25,16 +27,9 @@ _ITERATED_FIELDS = ("num_layers", "num_hidden_layers", "num_attention_heads", "n
 """Fields of a model's shape that are at most `_MOST_LAYERS`, because kvsim iterates over as many objects."""
 
 
-def _is_whole(value: object, least: int = 0) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= _LARGEST
-
-
-def _is_positive(value: object) -> bool:
-    return _is_whole(value, 1)
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= _LARGEST
+_is_whole = partial(is_integer, low=0, high=_LARGEST)
+_is_positive = partial(is_integer, low=1, high=_LARGEST)
+_is_amount = partial(is_number, low=0, high=_LARGEST)
 
 
 def _is_text(value: object) -> bool:
@@ -108,7 +103,7 @@ def _check_drafts(config: object, file: Path) -> None:
 def _check_model(model: Mapping[str, Any], file: Path, document: Mapping[str, Any]) -> None:
     """Check the range of all integers in the shape of a model, because sizes are products of these integers."""
     for name, value in model.items():
-        if isinstance(value, int) and not isinstance(value, bool):
+        if is_integer(value):
             most = _MOST_LAYERS if name in _ITERATED_FIELDS else _LARGEST
             _require(0 <= value <= most, file, f"model.{name}", f"a whole number from 0 to {most:,}", document)
 
@@ -117,7 +112,7 @@ def _check_batches(batches: object, file: Path, document: Mapping[str, Any]) -> 
     counts, name = ("rows", "prompt_width", "new_tokens"), "earlier_batches"
     listed = isinstance(batches, list) and all(
         isinstance(batch, dict)
-        and all(_is_whole(batch.get(key), 1) for key in counts)
+        and all(_is_positive(batch.get(key)) for key in counts)
         and isinstance(batch.get("padded"), bool)
         and batch.get("cache") in ("dynamic", "static")
         for batch in batches

@@ -69,6 +69,7 @@ FIRST = {"id": "a", "session": "s", "prompt_tokens": 10, "output_tokens": 5}
         ([FIRST | {"after": "a"}], r"line 1: it waits for 'a', and no line before it has this name"),
         ([FIRST, FIRST | {"id": "b", "pause_s": -1}], r"line 2: pause_s should be a number of seconds, 0 or"),
         ([FIRST, FIRST | {"id": "b", "pause_s": "soon"}], r"line 2: pause_s should be a number of seconds"),
+        ([FIRST, FIRST | {"id": "b", "pause_s": 10**400}], r"line 2: pause_s should be a number of seconds"),
         ([FIRST | {"pause_s": 1}], r"line 1: pause_s is of a turn that waits for another; name that one in after"),
         ([FIRST, FIRST | {"id": "b", "history_tokens": 99}], r"line 2: history_tokens should be a whole number"),
         ([FIRST | {"new_tokens": 3}], r"line 1: it has prompt_tokens, the whole prompt, or new_tokens"),
