@@ -108,9 +108,14 @@ def _run_all(sides: Sides, policy: str, folder: Path | None) -> tuple[dict[str, 
             of_side = [str(error)]
         for note in of_side:
             notes.setdefault(note, []).append(side.name)
-    if sum(note.startswith("times: ") for note in notes) > 1:
-        notes["the sides have different sources of times, which differ by their errors, too"] = list(runs)
-    return runs, [note if len(names) == len(runs) else f"{', '.join(names)}: {note}" for note, names in notes.items()]
+    told = {
+        note if len(names) == len(runs) else f"{', '.join(names)}: {note}": note.startswith("times: ")
+        for note, names in notes.items()
+    }
+    times, others = ([note for note, is_time in told.items() if is_time is wanted] for wanted in (True, False))
+    if len(times) > 1:
+        times.append("the sides have different sources of times, which differ by their errors, too")
+    return runs, [*times, *others]
 
 
 def _folder_name(name: str) -> str:

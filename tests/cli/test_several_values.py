@@ -90,8 +90,12 @@ def test_values_without_effect_are_said_to_have_none() -> None:
 
 
 def test_different_sources_of_times_are_said() -> None:
-    printed = kvsim("compare", *FEW, "--kv-cache-dtype", "auto", "fp8").output
-    assert "the sides have different sources of times" in printed
+    printed = kvsim("compare", *FEW, "--no-prefix-caching", "--kv-cache-dtype", "auto", "fp8").output
+    lines = printed.strip().splitlines()
+    told = next(row for row, line in enumerate(lines) if line.startswith("the sides have different sources of times"))
+    assert [line.partition(" ")[0] for line in lines[told - 2 : told]] == ["auto:", "fp8:"]
+    assert all("times: measured on " in line for line in lines[told - 2 : told])
+    assert lines[told + 1].startswith("no prefix hits: ")
 
 
 def test_each_side_is_recorded_in_a_folder_of_its_own(tmp_path: Path) -> None:
