@@ -25,7 +25,6 @@ _COEFFICIENTS = {
     "throttle_share": (0.0, 1e3),
     "power_share": (0.0, 1e3),
     "full_seqs": (1e-3, 1e6),
-    "equal_tokens": (0.0, 1e6),
     "max_captured_tokens": (0, 1 << 20),
 }
 """Valid ranges of the coefficients that are not in seconds."""
@@ -169,7 +168,6 @@ EXPLANATIONS = {
     "turnaround_sequence_s": "host, per sequence, from a processed output to the next decision",
     "verified_token_s": "host, per token of decoding sequences, from a processed output to the next decision",
     "piecewise_launch_s": "host, launching a captured step that holds prompt tokens, piece by piece",
-    "equal_tokens": "tokens of every sequence in a decode step that is captured as a whole; 0 if all are",
     "eager_launch_s": "host, launching a step too large for a captured graph, kernel by kernel",
     "uncompiled_launch_s": "host, launching any step where nothing is compiled or captured",
     "masked_launch_s": "host, per step of several rows, which need a mask for padding",

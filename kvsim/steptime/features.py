@@ -79,16 +79,17 @@ def with_drafting(
 def with_n_grams(times: Roofline, *, num_drafts: int, logits_read_s: float) -> Roofline:
     """Return `times` with the search for n-grams, and with the host's work for several outputs of a sequence.
 
-    vLLM does both between the output of a step and the launch of the next one. A step is captured as a whole only if
-    all its sequences have `num_drafts` drafts (`_is_uniform_decode` in vLLM's model runner V1). `logits_read_s` is that
-    of `with_drafting`. The GPU is taken to compare `num_drafts` drafts of every sequence.
+    vLLM does both between the output of a step and the launch of the next one. `logits_read_s` is that of
+    `with_drafting`. The GPU is taken to compare `num_drafts` drafts of every sequence.
+
+    Steps in which a sequence lacks drafts are launched in pieces (`_is_uniform_decode` in vLLM's model runner V1). They
+    have no time of their own here: by the launches of pieces with prompts, they were 36 % too long (docs/drafts.md).
     """
     before_kernels = 1 - times.sampling_share
     return replace(
         times,
         turnaround_step_s=times.turnaround_step_s + N_GRAM_STEP * before_kernels * times.host_step_s,
         verified_token_s=N_GRAM_TOKEN * before_kernels * times.host_sequence_s,
-        equal_tokens=1.0 + num_drafts,
         sequence_s=times.sequence_s + num_drafts * LOGIT_BYTES * logits_read_s,
     )
 

@@ -71,11 +71,6 @@ class Roofline:
     """Host time per token of decoding sequences, from the step's output to the next scheduling."""
     piecewise_launch_s: float
     """Host time to launch a captured step with prompt tokens, whose attention runs between the captured pieces."""
-    equal_tokens: float = 0.0
-    """Number of tokens of every sequence in a decode step that is captured as a whole; 0 if all decode steps are.
-
-    Other captured decode steps are launched in pieces, like those with prompt tokens.
-    """
     eager_launch_s: float
     """Host time to launch a step that is too large for a captured graph: compiled kernels, one by one."""
     uncompiled_launch_s: float
@@ -199,8 +194,6 @@ class Roofline:
         eager = num_tokens > self.max_captured_tokens
         padded_tokens = captured * captured_size(num_tokens) + eager * num_tokens
         in_pieces = captured * (num_prefill_tokens > 0)
-        if self.equal_tokens > 0:
-            in_pieces = captured * ((num_prefill_tokens > 0) | (num_tokens != self.equal_tokens * num_seqs))
         prepare_s, launch_s = host_times(self, shape, in_pieces, eager)
         streaming_s = smaller(self.weights_s, self.shared_weights_s + self.active_weights_s * padded_tokens)
         arithmetic_s = self.token_s * padded_tokens + self.logits_s * num_seqs
