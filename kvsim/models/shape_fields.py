@@ -87,7 +87,7 @@ def check_fields(model: Any) -> None:
         value = getattr(model, each.name)
         if value is None and each.name in _MAY_BE_NONE:
             continue
-        if is_whole(value) or isinstance(value, list):
+        if type(value) not in (int, str, tuple) and (is_whole(value) or isinstance(value, list)):
             object.__setattr__(model, each.name, value := tuple(value) if isinstance(value, list) else int(value))
         if each.name == "quantization":
             check_instance("quantization of a Model", value, Quantization, "a Quantization or None")
@@ -220,8 +220,10 @@ def _field_expected(key: str, value: object) -> str:
         expected, is_valid = "an object with every figure of a vision tower", tower_of(value) is not None
     else:
         least, most = 0 if key in _MAY_BE_ZERO else 1, _MOST_LAYERS if key == "num_layers" else _MOST
-        bounds = f"of at least {least}" if not is_integer(value) or value < least else f"of at most {most:,}"
-        expected, is_valid = f"a whole number {bounds}", is_integer(value, least, most)
+        if is_integer(value, least, most):
+            return ""
+        is_below = not is_integer(value) or value < least
+        expected, is_valid = f"a whole number of at {f'least {least}' if is_below else f'most {most:,}'}", False
     return "" if is_valid else expected
 
 
