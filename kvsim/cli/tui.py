@@ -37,11 +37,26 @@ if TYPE_CHECKING:
 _LIST = "list"
 """Value of --lesson if no number is given, which lists the lessons."""
 _PORT = 8000
+_OF_FLEETS = ("--replicas", "--route", "--prefill", "--decode")
+"""Flags of `kvsim run` that make a fleet."""
 _FEW_REQUESTS = 1_000
 """Most requests of an interpreted run, for which a person waits. With machine code on disk, it may be compiled."""
 
 
-@click.command("tui", cls=ServedCommand)
+class _TuiCommand(ServedCommand):
+    """Command that says how to see a fleet if it gets a flag of one."""
+
+    def kvsim_arguments(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = next((flag for word in args if (flag := word.partition("=")[0]) in _OF_FLEETS), None)
+        if given is not None:
+            raise UsageError(
+                f"kvsim tui simulates one server, and {given} is for several; kvsim run {given} ... -o FOLDER records "
+                "a fleet, and kvsim tui FOLDER shows it."
+            )
+        return super().kvsim_arguments(ctx, args)
+
+
+@click.command("tui", cls=_TuiCommand)
 @click.argument("recording_name", metavar="[RECORDING]", required=False)
 @click.option("--policy", type=PolicyParam(), help="Simulate this policy instead of replaying a recording.")
 @click.option("--compare", is_flag=True, help="Simulate all policies, including SGLang's, and show them on one clock.")

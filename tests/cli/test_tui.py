@@ -75,6 +75,12 @@ def test_lessons_are_listed(run: Run) -> None:
         (("rec", "--workload", "w"), 2, "--workload has no effect with the recording 'rec'; leave one out."),
         (("rec", "--screenshot", "x.svg", "--num-blocks", "9"), 2, "no effect with a picture of the recording 'rec'"),
         (("--lesson", "99", "--screenshot", "x.svg"), 2, "there is no lesson '99'"),
+        (("--replicas", "2"), 2, "kvsim run --replicas ... -o FOLDER records a fleet, and kvsim tui FOLDER shows it."),
+        (
+            ("--prefill=1", "--decode", "1"),
+            2,
+            "kvsim tui simulates one server, and --prefill is for several; kvsim run ",
+        ),
         (("--compare",), 2, "kvsim tui needs a terminal"),
     ],
 )
@@ -89,14 +95,14 @@ def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ..
 def test_a_server_that_hangs_up_at_once_is_told_of_once(
     run: Run, publisher: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEXTUAL_DRIVER", "none")
+    monkeypatch.setattr("textual.constants.DRIVER", "none")
     code, _, complaint = run("--attach", publisher(b"nonsense\n"))
     assert code == 1
     assert complaint.count("is not followed further: 'nonsense' is no line of JSON") == 1
 
 
 def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+    monkeypatch.setattr("textual.constants.DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
     code, _, complaint = run("--attach", "127.0.0.1:1")
     assert code == 1
     assert "nothing is published at 127.0.0.1:1" in complaint
@@ -108,7 +114,7 @@ def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_web_server_is_asked_for_its_metrics(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """`vllm serve` answers in HTTP at its HOST:PORT; events that it does not publish would never come."""
     watched: list[str] = []
-    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+    monkeypatch.setattr("textual.constants.DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
     monkeypatch.setattr("kvsim.cli.attach._watch_metrics", lambda _, page, *__, **___: watched.append(page))
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
