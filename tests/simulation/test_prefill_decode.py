@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def machine(make_machine: Callable[[int], Machine]) -> Machine:
     return make_machine(160)
 
 
+@cache
 def serve(
     machine: Machine, prefill: int, decode: int, policy: Paged = POLICY, *, engine: Any = "interpreted", **more: Any
 ) -> tuple[list[Recording], Any]:
