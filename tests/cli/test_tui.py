@@ -12,6 +12,7 @@ from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
+import textual.constants  # noqa: F401  reads TEXTUAL_DRIVER when it is first imported, and tests below change that
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,14 +96,14 @@ def test_misuse_is_a_sentence(run: Run, tmp_path: Path, arguments: tuple[str, ..
 def test_a_server_that_hangs_up_at_once_is_told_of_once(
     run: Run, publisher: Callable[[bytes], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("textual.constants.DRIVER", "none")
+    monkeypatch.setenv("TEXTUAL_DRIVER", "none")
     code, _, complaint = run("--attach", publisher(b"nonsense\n"))
     assert code == 1
     assert complaint.count("is not followed further: 'nonsense' is no line of JSON") == 1
 
 
 def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("textual.constants.DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
     code, _, complaint = run("--attach", "127.0.0.1:1")
     assert code == 1
     assert "nothing is published at 127.0.0.1:1" in complaint
@@ -114,7 +115,7 @@ def test_nobody_publishes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_web_server_is_asked_for_its_metrics(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """`vllm serve` answers in HTTP at its HOST:PORT; events that it does not publish would never come."""
     watched: list[str] = []
-    monkeypatch.setattr("textual.constants.DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
+    monkeypatch.setenv("TEXTUAL_DRIVER", "textual.drivers.headless_driver:HeadlessDriver")
     monkeypatch.setattr("kvsim.cli.attach._watch_metrics", lambda _, page, *__, **___: watched.append(page))
     with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
