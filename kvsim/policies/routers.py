@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from kvsim.errors import UnknownNameError, UsageError
 from kvsim.policies.data_parallel import COUNTS_EVERY_S, RankBalancer, RankLoad
-from kvsim.policies.releases import NEWEST
 
 RouteName: TypeAlias = Literal[
     "shortest", "round-robin", "least-kv", "power-of-two", "session", "prefix", "llm-d", "dynamo", "data-parallel"
@@ -196,7 +195,8 @@ class DataParallel:
     each rank. A report is at most 0.1 s old.
     """
 
-    def __init__(self, release: str = NEWEST) -> None:
+    def __init__(self, release: str) -> None:
+        """Follow the rule of vLLM `release`."""
         self._release = release
         self._balancer: RankBalancer | None = None
         self._reported_s = -math.inf
@@ -249,9 +249,9 @@ class ServersOfRanks:
     longest that any rank has.
     """
 
-    def __init__(self, route: str | Router, num_ranks: int, release: str = NEWEST) -> None:
+    def __init__(self, route: str | Router, num_ranks: int, release: str) -> None:
         """Choose the server by `route`, and one of its `num_ranks` ranks by the rule of vLLM `release`."""
-        self._router, self._num_ranks = router_of(route), num_ranks
+        self._router, self._num_ranks = router_of(route, release), num_ranks
         self._new_front_end = partial(DataParallel, release)
         self._front_ends: dict[int, DataParallel] = {}
 
@@ -270,21 +270,23 @@ class ServersOfRanks:
         return number * size + front_end(request, together[number].ranks)
 
 
-_ROUTERS: Mapping[str, Callable[[], Router]] = {
-    "shortest": lambda: shortest_queue,
-    "round-robin": RoundRobin,
-    "least-kv": lambda: least_kv,
-    "power-of-two": PowerOfTwo,
-    "session": SessionAffinity,
-    "prefix": lambda: longest_prefix,
-    "llm-d": lambda: llm_d,
-    "dynamo": lambda: dynamo,
+_ROUTERS: Mapping[str, Callable[[str], Router]] = {
+    "shortest": lambda _: shortest_queue,
+    "round-robin": lambda _: RoundRobin(),
+    "least-kv": lambda _: least_kv,
+    "power-of-two": lambda _: PowerOfTwo(),
+    "session": lambda _: SessionAffinity(),
+    "prefix": lambda _: longest_prefix,
+    "llm-d": lambda _: llm_d,
+    "dynamo": lambda _: dynamo,
     "data-parallel": DataParallel,
 }
 
 
-def router_of(route: str | Router) -> Router:
+def router_of(route: str | Router, release: str) -> Router:
     """Return the router for `route`: a name, the path of a Python file with a function `route`, or a router itself.
+
+    The router `data-parallel` follows the rule of vLLM `release`.
 
     Raises:
         UnknownNameError: there is no router of this name.
@@ -296,7 +298,7 @@ def router_of(route: str | Router) -> Router:
         return _from_file(Path(route))
     if route not in _ROUTERS:
         raise UnknownNameError("route", route, ROUTE_NAMES)
-    return _ROUTERS[route]()
+    return _ROUTERS[route](release)
 
 
 def _from_file(path: Path) -> Router:

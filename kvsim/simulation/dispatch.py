@@ -11,6 +11,7 @@ import numpy.typing as npt
 from kvsim.errors import UsageError
 from kvsim.policies import Radix
 from kvsim.policies.routers import SEES_PREFIXES, RoutedRequest, RouteName, Router, router_of
+from kvsim.simulation.machine import release_of
 from kvsim.simulation.server import ServerProcess, distinct
 
 if TYPE_CHECKING:
@@ -138,7 +139,9 @@ class Dispatcher:
 
         # Without keys, no prefix is cached twice, so no sample is needed.
         num_sampled = len(workload) if setup.demand.keys.values.size else 0
-        return cls(router_of(route), describe_request, num_sampled, setup.num_units, lag_s=lag_s)
+        return cls(
+            router_of(route, release_of(setup.base)), describe_request, num_sampled, setup.num_units, lag_s=lag_s
+        )
 
     def look_up(self, row: int, servers: Sequence[ServerProcess]) -> None:
         """Look up the prefix hit of the prompt in `row` on each server, and store the hits for the router."""

@@ -16,7 +16,7 @@ from kvsim.metrics.summary import Summary
 from kvsim.policies import AnyPolicy, Paged, base_of
 from kvsim.policies.connectors import KvLink
 from kvsim.policies.custom import CustomPolicy
-from kvsim.policies.routers import DataParallel, RouteName, Router, ServersOfRanks, rank_names
+from kvsim.policies.routers import RouteName, Router, ServersOfRanks, rank_names
 from kvsim.recording import Recording, write
 from kvsim.recording.row_sinks import RowSink, RowsInMemory
 from kvsim.setting_fields import check_instance, is_finite
@@ -130,7 +130,7 @@ class Replicas:
         """
         if self.ranks > 1 and self.number > 1:
             return ServersOfRanks(self._route, self.ranks, release)
-        return DataParallel(release) if self.ranks > 1 and self.route is None else self._route
+        return self._route
 
     @property
     def num_engines(self) -> int:

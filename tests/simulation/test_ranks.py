@@ -122,6 +122,21 @@ def test_ranks_of_a_dense_model_are_servers_of_their_own(make_machine: Any) -> N
         assert np.array_equal(one.requests.finished_s, other.requests.finished_s)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_the_route_of_ranks_follows_the_release_of_the_run_also_where_it_is_named(servers: int) -> None:
+    """Since 0.27, a front end counts its own unanswered requests on each rank; so the two releases choose otherwise."""
+    machine, load = ranks(4 // servers), requests(200)
+    answered_s = {}
+    for policy in (OLD, POLICY):
+        named, alike = (
+            measure_fleet(load, policy, machine, Replicas(number=servers, route=route).on(machine, policy))
+            for route in ("data-parallel", DataParallel(policy.scheduler.vllm))
+        )
+        answered_s[policy.scheduler.vllm] = [each.requests.finished_s.tolist() for each in named.servers]
+        assert answered_s[policy.scheduler.vllm] == [each.requests.finished_s.tolist() for each in alike.servers]
+    assert answered_s["0.25.1"] != answered_s[POLICY.scheduler.vllm]
+
+
 def test_a_step_lasts_as_long_as_that_of_the_slowest_rank_and_experts_see_the_tokens_of_all() -> None:
     times = ranks().step_time
     assert isinstance(times, RankTimes)
@@ -236,7 +251,7 @@ def test_servers_of_ranks_in_turn_are_as_many_separate_servers(policy: Paged) ->
 @pytest.mark.parametrize("route", ["shortest", "least-kv", "prefix", "llm-d", "dynamo", "session", "power-of-two"])
 def test_one_server_of_ranks_behind_a_router_is_that_server(route: str) -> None:
     machine = ranks(3)
-    routed = Replicas(number=1, ranks=3, route=ServersOfRanks(route, 3))
+    routed = Replicas(number=1, ranks=3, route=ServersOfRanks(route, 3, POLICY.scheduler.vllm))
     behind, alone = (
         measure_fleet(requests(), POLICY, machine, servers)
         for servers in (routed, Replicas(number=1).on(machine, POLICY))

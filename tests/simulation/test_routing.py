@@ -17,6 +17,7 @@ from kvsim.errors import StalledError, UnknownNameError, UsageError
 from kvsim.experiments.workers import on_all_cores
 from kvsim.policies import Paged, Radix, Static
 from kvsim.policies.data_parallel import RankBalancer
+from kvsim.policies.releases import DEFAULT_RELEASE, NEWEST
 from kvsim.policies.routers import (
     ROUTE_NAMES,
     RoundRobin,
@@ -268,15 +269,15 @@ def test_a_router_of_ones_own(tmp_path: Path, machine: Machine) -> None:
     assert differ(serve(requests(), machine, str(file)), serve(requests(), machine, "round-robin")) == []
     file.write_text("def choose(request, servers):\n    return 0\n")
     with pytest.raises(UsageError, match=r"has no function route\(request, servers\)"):
-        router_of(str(file))
+        router_of(str(file), DEFAULT_RELEASE)
     file.write_text("1 / 0\n")
     with pytest.raises(UsageError, match=r"cannot be run: ZeroDivisionError"):
-        router_of(str(file))
+        router_of(str(file), DEFAULT_RELEASE)
 
 
 def test_what_cannot_be_routed_is_refused(machine: Machine) -> None:
     with pytest.raises(UnknownNameError, match="no route"):
-        router_of("shortst")
+        router_of("shortst", DEFAULT_RELEASE)
     with pytest.raises(UsageError, match=r"the router returned 7 for the request in row 0, .* 0 to 2"):
         serve(requests(), machine, lambda request, servers: 7)  # noqa: ARG005
     with pytest.raises(UsageError, match=r"the router failed at the request in row 0: AttributeError"):
@@ -312,7 +313,7 @@ def test_ranks_are_chosen_as_by_the_front_end_of_vllm() -> None:
         num_requests: int = 0
 
     ranks: Any = [Rank(0, num_running=3), Rank(1, num_waiting=2, kv_usage=0.9), Rank(2, num_running=3)]
-    choose = router_of("data-parallel")
+    choose = router_of("data-parallel", NEWEST)
 
     def send(at_s: float) -> int:
         chosen = choose(RoutedRequest(row=0, prompt_tokens=8, priority=0, session=-1, arrival_s=at_s), ranks)

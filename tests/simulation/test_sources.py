@@ -18,6 +18,7 @@ from kvsim.engine.initialization import EnginePlan
 from kvsim.hardware import find_gpu
 from kvsim.models import find_model
 from kvsim.policies import Paged
+from kvsim.policies.releases import DEFAULT_RELEASE
 from kvsim.policies.routers import ROUTE_NAMES, RoutedRequest, RoutedServer, Router, router_of
 from kvsim.policies.settings import ContinuousSettings
 from kvsim.simulation.dispatch import Dispatcher
@@ -56,7 +57,7 @@ def dispatcher(route: str | Router, lag_s: float = 0.0) -> Dispatcher:
     def describe(row: int, at_s: float) -> RoutedRequest:
         return RoutedRequest(row=row, prompt_tokens=8, priority=0, session=row % 3 - 1, arrival_s=at_s)
 
-    return Dispatcher(router_of(route), describe, 25, 8, lag_s=lag_s)
+    return Dispatcher(router_of(route, DEFAULT_RELEASE), describe, 25, 8, lag_s=lag_s)
 
 
 def finished_s(server: ServerProcess) -> np.ndarray[Any, Any]:
@@ -78,7 +79,7 @@ def test_each_request_is_answered_once(
         most_at_once = max(most_at_once, in_flight)
         return chosen(request, servers)
 
-    chosen = router_of(route)
+    chosen = router_of(route, DEFAULT_RELEASE)
     if users is None:
         source: Any = OpenLoop(arrival_s, dispatcher(counting))
     else:
