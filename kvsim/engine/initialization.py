@@ -44,7 +44,7 @@ from kvsim.engine.policy_settings import (
 from kvsim.engine.radix import hierarchical, radix_initialization, request_rows, sglang_scheduler
 from kvsim.engine.records import NEVER
 from kvsim.engine.reserved import reservations, static_batch
-from kvsim.engine.room import Room, num_buckets
+from kvsim.engine.room import Room
 from kvsim.engine.state import NO_KEY, Engine
 from kvsim.kv_groups import KVCacheLayout
 from kvsim.policies import Contiguous, Paged, Pipeline, Policy, Radix, Static
@@ -221,7 +221,7 @@ class EnginePlan:
             prompt_keys=numbers(np.array(demand.keys.values, np.int64), compiled=compiled),
             blocks=_blocks(num_blocks, self.initial_free, int(num_used), compiled=compiled),
             expiry_counts=lazy_records_of(records.ExpiryCount, self.num_units + 1 if settings.has_windows else 0),
-            buckets=lazy_records_of(records.Bucket, num_buckets(demand, policy, self.num_units)),
+            buckets=lazy_records_of(records.Bucket, room.num_buckets),
             **self._optional_parts(settings, room, compiled=compiled),
             holes=records_of(records.Hole, room.num_holes),
             rectangle=make_one(records.Rectangle, compiled=compiled),

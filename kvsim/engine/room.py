@@ -38,6 +38,8 @@ class Room:
     """Largest number of rows of the memory table that loads write in one step."""
     rows_of_step: int
     """Largest number of rows of the memory table that one step writes, including `rows_of_loads`."""
+    num_buckets: int
+    """Number of buckets of prefix keys, or of prompt lengths of batches sorted by length; 1 if there are none."""
 
     @property
     def width(self) -> int:
@@ -57,14 +59,16 @@ class Room:
         Raises:
             BudgetError: the pool has too many blocks, or the tables too many entries.
         """
-        size = len(demand.prompt)
-        batch = min(most_running(policy), size)
+        num_requests = len(demand.prompt)
+        batch = min(most_running(policy), num_requests)
         num_places, widths = 0, [1]
         if isinstance(policy, Paged):
-            num_places = min(size, _most_tables(policy, batch, num_units, most_in_flight, has_connector=has_connector))
+            _check_pool(policy, num_units)
+            most_tables = _most_tables(policy, batch, num_units, most_in_flight, has_connector=has_connector)
+            num_places = min(num_requests, most_tables)
             widths = _table_widths(demand, policy, layout, num_units, num_places, tokens_ahead)
         rows_of_loads = host_initialization.rows_of_loads(
-            policy, num_units, size, sum(widths), has_connector=has_connector
+            policy, num_units, num_requests, sum(widths), has_connector=has_connector
         )
         rows_of_step = _rows_of_step(policy, batch, sum(widths) + len(layout.groups), num_units) + rows_of_loads
         return cls(
@@ -74,6 +78,15 @@ class Room:
             num_holes=2 * _most_holes(policy, batch, num_units),
             rows_of_loads=rows_of_loads,
             rows_of_step=rows_of_step,
+            num_buckets=_num_buckets(demand, policy, num_units),
+        )
+
+
+def _check_pool(policy: Paged, num_units: int) -> None:
+    if num_units > _MOST_BLOCKS:
+        raise BudgetError(
+            f"the pool has {num_units:,} blocks of {policy.unit_tokens} tokens, and at most {_MOST_BLOCKS:,} are "
+            "simulated; take fewer (--num-blocks, --kv-gib), or a larger --block-size."
         )
 
 
@@ -94,20 +107,15 @@ def _most_tables(policy: Paged, batch: int, num_units: int, most_in_flight: int,
 def _table_widths(
     demand: Demand, policy: Paged, layout: KVCacheLayout, num_units: int, num_places: int, tokens_ahead: int
 ) -> list[int]:
-    """Return the number of entries in the longest table of each group.
+    """Return the number of entries in the longest table of each group, for `num_places` sequences.
 
     Raises:
-        BudgetError: the pool has too many blocks, or the tables too many entries.
+        BudgetError: the tables have too many entries.
     """
     tokens = int((demand.prompt + demand.output).max(initial=1)) + tokens_ahead - 1
     widths = [-(-min(tokens, policy.max_model_len) // group.block_size) for group in layout.groups]
     if layout.is_uniform:
         widths = [min(widths[0], num_units)]
-    if num_units > _MOST_BLOCKS:
-        raise BudgetError(
-            f"the pool has {num_units:,} blocks of {policy.unit_tokens} tokens, and at most {_MOST_BLOCKS:,} are "
-            "simulated; take fewer (--num-blocks, --kv-gib), or a larger --block-size."
-        )
     num_entries = sum(widths) * num_places
     if num_entries > _MOST_ENTRIES:
         raise BudgetError(
@@ -133,13 +141,13 @@ def _rows_of_step(policy: Policy, batch: int, width: int, num_units: int) -> int
         return 3 * batch
     if isinstance(policy, Radix):
         return radix_initialization.MOST_ROWS_OF_PAGE * num_units + radix_initialization.ROWS_OF_HITS
-    # A sequence may be released, admitted and moved, which is a release and an admission: 4 rows. With compaction, the
-    # admission of each sequence may also move all others.
+    # A sequence may be released, admitted and moved, which is a release and an admission: 4 rows. With compaction, each
+    # of up to `batch` admissions may also move all others.
     return 4 * batch * (batch + 1) if policy.cache.compaction else 4 * batch
 
 
-def num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
-    """Return the number of buckets, of prefix keys or of sorted batches' prompt lengths; 1 if there are none."""
+def _num_buckets(demand: Demand, policy: Policy, num_units: int) -> int:
+    """Return `Room.num_buckets`."""
     if isinstance(policy, Radix):
         return 1 << min(num_units.bit_length(), _MOST_BUCKET_BITS)
     if isinstance(policy, Paged) and policy.cache.enable_prefix_caching:
