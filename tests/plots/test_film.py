@@ -173,7 +173,8 @@ def test_a_dark_film_has_the_colours_of_the_dark_interface(by_hand: Recording, s
             colors = THEMES[theme]  # type: ignore[index]
             corner = frames[0][0, 0].tolist()
             assert corner == list(ImageColor.getrgb(colors.ground))
-            shown = {tuple(color) for frame in frames for color in np.unique(frame.reshape(-1, 3), axis=0).tolist()}
+            packed = np.unique(np.stack(frames).astype(np.int64) @ [1 << 16, 1 << 8, 1])
+            shown = {(color >> 16, color >> 8 & 255, color & 255) for color in packed.tolist()}
             held = {channels_of(color) for color in (*colors.owners, colors.states[SlotState.PADDING])}
             assert shown & held
             assert ImageColor.getrgb(colors.ink) in shown
