@@ -47,7 +47,7 @@ def users(address: str, number: int, prompt_tokens: int, max_tokens: int) -> Ite
 
 
 def diagnosed(source: str) -> str:
-    result = CliRunner().invoke(cli, ["diagnose", source, "--seconds", "2.5"])
+    result = CliRunner().invoke(cli, ["diagnose", source, "--seconds", "1.5"])
     assert result.exit_code == 0, result.output
     return result.stdout
 
