@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from kvsim.cli.show import output_option, overwrite_option
+from kvsim.cli.show import output_option, overwrite_option, theme_option
 from kvsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,13 +38,7 @@ _MOST_FRAMES = 6_000
 @click.option(
     "--max-mib", type=float, default=4.75, show_default=True, help="Largest size of a film; a GIF drops frames to fit."
 )
-@click.option(
-    "--theme",
-    type=click.Choice(["light", "dark"]),
-    default="light",
-    show_default=True,
-    help="Background and colours of a .gif or .mp4. An .html or .svg is dark where the reader's system is.",
-)
+@theme_option("Background and colours of a .gif or .mp4. An .html or .svg is dark where the reader's system is.")
 @overwrite_option()
 @click.pass_context
 def command(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvsim.cli.flag import flag
-from kvsim.cli.show import echo, output_option, overwrite_option, progress
+from kvsim.cli.show import echo, output_option, overwrite_option, progress, theme_option
 from kvsim.display.text import printable
 from kvsim.errors import RecordingError, UsageError
 
@@ -60,13 +60,7 @@ _KINDS = (
     show_default=True,
     help="Medium: one or both columns of a paper, a slide, or a web page. It decides the size of figure and letters.",
 )
-@click.option(
-    "--theme",
-    type=click.Choice(["light", "dark"]),
-    default="light",
-    show_default=True,
-    help="Colours of the interface for a light or a dark background.",
-)
+@theme_option("Colours of the interface for a light or a dark background.")
 @click.option("--size", metavar="WIDTHxHEIGHT", help="Size in inches, such as 3.3x2.2.  [by --for]")
 @click.option("--dpi", type=click.IntRange(30, 2400), help="Pixels per inch in PNG.  [by --for]")
 @flag("--title", metavar="TEXT", excludes=("no_title",), help="Title to use instead of the finding.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvsim.cli.show import output_option, overwrite_option, progress
+from kvsim.cli.show import output_option, overwrite_option, progress, theme_option
 
 if TYPE_CHECKING:
     from kvsim.plots.colors import Theme
@@ -16,13 +16,7 @@ if TYPE_CHECKING:
 @click.command("report")
 @click.argument("recordings", nargs=-1, required=True)
 @output_option("Folder to write.", default="report", show_default=True)
-@click.option(
-    "--theme",
-    type=click.Choice(["light", "dark"]),
-    default="light",
-    show_default=True,
-    help="Background and colours of the page and of its figures.",
-)
+@theme_option("Background and colours of the page and of its figures.")
 @overwrite_option()
 def command(*, recordings: tuple[str, ...], output: Path, theme: Theme, overwrite: bool) -> None:
     """Write a page about RECORDINGS: what happened, every figure that suits them, and the commands to repeat it.

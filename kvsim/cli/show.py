@@ -34,6 +34,11 @@ def overwrite_option(*outputs: str) -> Callable[[Command], Command]:
     )
 
 
+def theme_option(text: str) -> Callable[[Command], Command]:
+    """Return a decorator that adds `--theme`, light or dark, with `text` as its help."""
+    return flag("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help=text)
+
+
 def output_option(text: str, **settings: Any) -> Callable[[Command], Command]:
     """Return a decorator that adds `-o`, the path of a command's output, with `text` as its help."""
     return flag("-o", "--output", type=click.Path(path_type=Path), help=text, **settings)

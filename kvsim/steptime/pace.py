@@ -11,15 +11,8 @@ WORKER_COEFFICIENTS = ("worker_step_s", "worker_sequence_s", "worker_token_s", "
 """Names of the coefficients that are times of worker processes."""
 HOST_COEFFICIENTS = (
     *("request_s", "request_token_s", "host_step_s", "host_sequence_s", "host_token_s", "new_sequence_s"),
-    *(
-        "turnaround_step_s",
-        "turnaround_sequence_s",
-        "verified_token_s",
-        "piecewise_launch_s",
-        "eager_launch_s",
-        "uncompiled_launch_s",
-    ),
-    *("masked_launch_s", "new_shape_s", "new_kernel_s"),
+    *("turnaround_step_s", "turnaround_sequence_s", "verified_token_s"),
+    *("piecewise_launch_s", "eager_launch_s", "uncompiled_launch_s", "masked_launch_s", "new_shape_s", "new_kernel_s"),
     *("encoder_step_s", "encoder_image_s", "encoder_image_token_s"),
     *WORKER_COEFFICIENTS,
 )

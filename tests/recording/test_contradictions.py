@@ -268,7 +268,7 @@ def test_no_change_of_a_figure_is_accepted_among_thousands(good: dict[str, Recor
 
 
 def test_a_request_keeps_its_memory_until_a_step_or_an_output(good: dict[str, Recording]) -> None:
-    """A move by compaction releases and allocates at one event, so that nobody else can have the units."""
+    """Move releases of a compaction to the event before: their requests then lack memory between two events."""
     recording = good["compacted"]
     memory, steps = recording.memory, recording.steps
     earlier = memory.seq - 1
